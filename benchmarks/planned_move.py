@@ -1,14 +1,18 @@
 """Measure how long training stops when a node moves to a warm spare (`rekindle drain`).
 
-One Rekindle job of 2 simulated nodes x 2 ranks and a spare trains a small GPT. In turn, node 0 and
-node 1 move to the spare, while nothing is broken. The time of a move begins when the first rank
-finishes the last step before it, and ends when every rank has finished the next step. So it
-contains one step. Node 0 also hosts the ranks' store, and another node must start a new one.
+One Rekindle job of 2 simulated nodes and a spare trains a small GPT. In turn, node 0 and node 1
+move to the spare, while nothing is broken. The time of a move begins when the first rank finishes
+the last step before it, and ends when every rank has finished the next step. So it contains one
+step. Node 0 also hosts the ranks' store, and another node must start a new one.
+
+A node has as many ranks as it has processors of this machine. With more ranks, the move contains
+the time in which they wait for a processor.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import statistics
 import sys
 import time
@@ -40,9 +44,11 @@ def main() -> None:
     with contextlib.redirect_stdout(sys.stderr if to_stdout else sys.stdout), place() as folder:
         conditions = Conditions()
         extra = ["--spares", "1", "--snapshot-every", "0"]
-        sizes = [args.size, STEPS]
-        with _jobs.rekindle(folder / "job", "_rank_session.py", sizes, extra, nodes=NODES) as job:
-            result = _measure(job, trials)
+        sizes, ranks = [args.size, STEPS], max(NODES, os.cpu_count() or 1) // NODES * NODES
+        with _jobs.rekindle(
+            folder / "job", "_rank_session.py", sizes, extra, ranks=ranks, nodes=NODES
+        ) as job:
+            result = {"ranks": ranks} | _measure(job, trials)
         finish(result, conditions, args.json)
 
 

@@ -32,7 +32,7 @@
     ├── DcmiError                 agent.devices.dcmi
     │   └── NoDcmiError
     ├── UnexpectedError
-    ├── UnknownLoopError          cli.adapt_training
+    ├── UnknownLoopError          cli.adapt.training
     ├── SupersededError           tasks.run_watch
     ├── OverruledError            tasks.run_watch
     └── UnusableError             rank.member

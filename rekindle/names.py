@@ -3,6 +3,8 @@
 A change of one of them is a change of the wire contract.
 """
 
+from collections.abc import Mapping
+
 VERSION = "0.1.0"  # of Rekindle; checkpoints, reports and `rekindle --version` have it
 
 # The agent sets these for each rank, in addition to torchrun's own variables.
@@ -24,7 +26,7 @@ ENV_METRICS_FILE = "REKINDLE_METRICS_FILE"  # file for the rank's step records
 ENV_SNAPSHOT_EVERY = "REKINDLE_SNAPSHOT_EVERY"  # steps between snapshots; 0 = never
 ENV_CHECKPOINT_STORE = "REKINDLE_CHECKPOINT_STORE"  # location of the store
 
-# ModelArts, set by the user: seconds that a reschedule may wait for the end of the old placement.
+# ModelArts, set by the user: seconds that a reschedule may wait for old pods after their grace.
 ENV_FAILOVER_GRACE = "MA_FAILOVER_TERMINATION_GRACE_PERIOD_SECONDS"
 
 # The command line and the engine read these.
@@ -43,6 +45,7 @@ ENV_HOST_NAME = "REKINDLE_HOST_NAME"  # the agent's name for its host; default: 
 ENV_PROFILING_CAP_MB = "REKINDLE_PROFILING_CAP_MB"  # size of all records
 ENV_PROFILING_FILE_MB = "REKINDLE_PROFILING_FILE_MB"  # size of one file
 ENV_PROFILING_FLUSH_S = "REKINDLE_PROFILING_FLUSH_S"  # seconds between two writes of a rank
+PROFILING_SETTINGS = (ENV_PROFILING_CAP_MB, ENV_PROFILING_FILE_MB, ENV_PROFILING_FLUSH_S)
 
 # Credentials of a store in S3. Without them boto3 finds credentials.
 ENV_STORE_ACCESS_KEY_ID = "REKINDLE_STORE_ACCESS_KEY_ID"
@@ -110,8 +113,15 @@ PATH_ATTEMPT = "/attempt"  # for a coordinator in a pod, between attempts
 
 # The coordinator answers the ping of an agent with this while it ends the job.
 ENDING = b"ending"
-WIRE_VERSION = 17
+WIRE_VERSION = 18
 OFFERS = 32  # checkpoints that a node offers, newest first; a restore tries no older ones
 KILLED_S = 30.0  # seconds that a process may live after SIGKILL; the kernel can block it forever
 SPARE = -1  # node rank of a spare: an agent that waits to replace a lost node
 LOOPBACK = "127.0.0.1"
+RANK_MARKS = (ENV_AGENT, ENV_SLOT, ENV_START_COUNT)  # identify one process of a rank
+
+
+def temporary_folder(environment: Mapping[str, str]) -> str:
+    """Return the name of the folder of a rank's multiprocessing, from the rank's environment."""
+    marks = (environment[name] for name in RANK_MARKS)
+    return "-".join(("pymp", *marks))

@@ -7,13 +7,17 @@ memory. They end soon themselves, because their last user has ended.
 A helper in a session of its own, such as a server that the script starts, becomes a child of the
 agent. It could keep a port or memory of a device that the next process of the rank needs. Its
 environment shows which process of which rank started it.
+
+A killed process does not remove the temporary folder of its multiprocessing (`pymp-*`).
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
+import tempfile
 import time
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
@@ -25,12 +29,11 @@ GONE_S = 2.0
 _TICK_S = 0.002
 _PROC = Path("/proc")
 _CLEANERS = (b"multiprocessing.resource_tracker", b"torch_shm_manager")
-_MARKS = (names.ENV_AGENT, names.ENV_SLOT, names.ENV_START_COUNT)
 
 
 def marks_of(environment: Mapping[str, str]) -> frozenset[bytes]:
     """Return the variables that identify one process of a rank; its helpers inherit them."""
-    return frozenset(f"{name}={environment[name]}".encode() for name in _MARKS)
+    return frozenset(f"{name}={environment[name]}".encode() for name in names.RANK_MARKS)
 
 
 def has_marks(pid: int, marks: Collection[bytes]) -> bool:
@@ -71,7 +74,8 @@ def kill(pids: Iterable[int]) -> None:
 def end_helpers(marks: frozenset[bytes]) -> list[int]:
     """Kill and reap the helpers of a rank that has ended. Return those that do not end in time.
 
-    If a helper ends, its own children become children of this process, and end as well.
+    If a helper ends, its own children become children of this process, and end as well. Then
+    nothing uses the temporary folder of the rank's multiprocessing, and it is removed.
     """
     deadline = time.monotonic() + GONE_S
     while left := [pid for pid in children() if has_marks(pid, marks) and not cleans(pid)]:
@@ -81,6 +85,10 @@ def end_helpers(marks: frozenset[bytes]) -> list[int]:
         time.sleep(_TICK_S)
         for pid in left:
             _is_reaped(pid)
+    environment = dict(mark.decode().split("=", 1) for mark in marks)
+    shutil.rmtree(
+        Path(tempfile.gettempdir(), names.temporary_folder(environment)), ignore_errors=True
+    )
     return []
 
 

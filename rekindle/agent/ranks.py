@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from rekindle import names
-from rekindle.agent.devices.tools import reset_device
+from rekindle.agent.devices.resets import DeviceResets
 from rekindle.agent.fork_server import Child, ForkServers
 from rekindle.agent.fork_server_process import ForkOrder, RunRank
 from rekindle.agent.leftovers import end_helpers, marks_of
@@ -64,6 +64,7 @@ class RankSupervisor:
         self._spec = spec
         self._snapshots = snapshots
         self._send = send
+        self._resets = DeviceResets(spec, state, send)
         self._environment = environment
         self._starts: Counter[int] = Counter()  # of each rank
         self._marks: dict[int, frozenset[bytes]] = {}  # of each rank's newest process
@@ -215,12 +216,9 @@ class RankSupervisor:
         if self._store is not None and self._store.restart is None:
             self._store.restart = spawn.restart
         try:
-            for number in spawn.ranks:
-                if number in spawn.reset:
-                    device = number - self._state.ranks.start
-                    if error := await reset_device(device, self._state.host):
-                        self._send(protocol.DeviceResetFailed(rank=number, error=error))
-                        continue
+            # No rank starts before the resets, because a reset may end other devices as well.
+            broken = await self._resets.reset(spawn.reset)
+            for number in (each for each in spawn.ranks if each not in broken):
                 try:
                     process = await self._start(number, spawn)
                 except (RekindleError, OSError) as error:

@@ -18,7 +18,7 @@ from pydantic import (
 )
 
 from rekindle import names
-from rekindle.blocks.forms import setting
+from rekindle.blocks.forms import mistakes, setting
 from rekindle.blocks.job_fields import (
     CheckpointDirectory,
     DeviceName,
@@ -29,6 +29,7 @@ from rekindle.blocks.job_fields import (
     ProcessesPerNode,
     RecoveryPolicy,
     Spares,
+    policy_of_rekindle,
 )
 from rekindle.checkpoints.location import absolute, below
 from rekindle.errors import UsageError
@@ -39,12 +40,16 @@ from rekindle.job.spec import (
     check,
     check_elsewhere,
     job_directory,
+    on_this_machine,
 )
 from rekindle.recovery.policy.policy import Policy
 
 DEFAULT_NAME = "train"
 _OF_CLUSTER = ("nodes", "processes_per_node", "min_nodes", "spares")
 _VARIABLE = re.compile(r"[^=\0]+")
+# Not in the form's schema: the server would answer with the pattern, and without a possible name.
+_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,39}")
+_NOT_IN_A_NAME = re.compile(r"[^a-z0-9]+")
 # The fields of a flow run that a job id may contain. They stay the same in a rerun, except that a
 # rerun of a parent gives each subflow another id and name: root_id is the id of the topmost run.
 FLOW_RUN_FIELDS = ("id", "root_id", "name", "flow_id", "deployment_id", "work_queue_name")
@@ -62,8 +67,8 @@ class TrainingJob(BaseModel):
 
     name: str = Field(
         default=DEFAULT_NAME,
-        pattern=r"^[a-z0-9][a-z0-9-]{0,39}$",
-        description="Short name of the job, of a-z 0-9 and -; the job id begins with it.",
+        description="Short name of the job, of 1 to 40 of a-z 0-9 and -; the job id begins with "
+        "it.",
     )
     job_id: str = Field(
         default="",
@@ -171,6 +176,17 @@ class TrainingJob(BaseModel):
     _credentials: dict[str, str] = PrivateAttr(default_factory=dict)
     _secret_variables: frozenset[str] = PrivateAttr(default=frozenset())
 
+    @field_validator("name")
+    @classmethod
+    def _name_is_possible(cls, name: str) -> str:
+        if not _NAME.fullmatch(name):
+            possible = _NOT_IN_A_NAME.sub("-", name.lower()).strip("-")[:40] or DEFAULT_NAME
+            raise ValueError(
+                f"{name!r} is no name of a job; use 1 to 40 of a-z 0-9 and -, and begin with a "
+                f"letter or digit, such as {possible!r}"
+            )
+        return name
+
     @field_validator("job_id")
     @classmethod
     def _job_id_is_possible(cls, job_id: str) -> str:
@@ -190,7 +206,7 @@ class TrainingJob(BaseModel):
                     f"Rekindle cannot set the environment variable {name!r}: a name must not "
                     "contain =, and a value must not contain a null character"
                 )
-            if name.startswith("REKINDLE_"):
+            if name.startswith("REKINDLE_") and name not in names.PROFILING_SETTINGS:
                 raise ValueError(f"Rekindle sets {name}; leave it out")
         return environment
 
@@ -235,7 +251,7 @@ class TrainingJob(BaseModel):
         try:
             job = TrainingJob.model_validate(self.model_dump() | none | values)
         except ValidationError as error:
-            raise UsageError(f"the blocks of job {self.name} do not fit: {error}") from error
+            raise UsageError(f"the blocks do not fit the job: {mistakes(error)}") from None
         job._credentials, job._secret_variables = credentials, secret_variables
         return job
 
@@ -250,7 +266,9 @@ class TrainingJob(BaseModel):
         Raises UsageError: the script, the working directory or a saved block does not exist.
         """
         spec = self.filled_in().unchecked_spec(job_id)
-        return check(spec) if self.kubernetes is None else check_elsewhere(spec)
+        if self.kubernetes is None:
+            return on_this_machine(check(spec))
+        return check_elsewhere(spec)
 
     def unchecked_spec(self, job_id: str) -> JobSpec:
         """Return the description of a job whose blocks are filled in, for a comparison.
@@ -285,7 +303,7 @@ class TrainingJob(BaseModel):
             checkpoint_every=self.checkpoint.interval,
             keep=self.checkpoint.keep,
             allow_injection=self.allow_injection,
-            policy=self.policy,
+            policy=policy_of_rekindle(self.policy, self.kubernetes),
             network_check=self.node_check.enabled or self.node_check.exclude_straggler,
             exclude_straggler=self.node_check.exclude_straggler,
             node_check=self.node_check.to_limits(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import getpass
 import json
 import math
@@ -32,7 +33,7 @@ from rekindle.words import known
 
 def status(options: argparse.Namespace) -> None:
     """Print the state of a job, from its coordinator, or from its journal if it does not run."""
-    directory = _directory(options.job)
+    directory = directory_of(options.job)
     events = events_in(directory.journal_file)
     endpoint = directory.endpoint()
     end = attempts.end_of(events)
@@ -67,7 +68,7 @@ def status(options: argparse.Namespace) -> None:
 
 def incidents(options: argparse.Namespace) -> None:
     """List a job's incidents."""
-    found = journal.incidents(events_in(_directory(options.job).journal_file))
+    found = journal.incidents(events_in(directory_of(options.job).journal_file))
     if options.json:
         print(msgspec.json.encode(found).decode())
         return
@@ -131,7 +132,7 @@ def release_node(options: argparse.Namespace) -> None:
 def approve(options: argparse.Namespace) -> None:
     """Answer an incident that waits for a person. Raises JobError: no incident waits."""
     client = _client(options.job)
-    waiting = journal.waits_for_approval(events_in(_directory(options.job).journal_file))
+    waiting = journal.waits_for_approval(events_in(directory_of(options.job).journal_file))
     number = options.incident or (waiting.incident if waiting else 0)
     if not number:
         raise JobError(f"no incident of job {options.job} waits for approval")
@@ -220,10 +221,14 @@ def npu_check(options: argparse.Namespace) -> int:
     return 0 if all(each.is_there for each in found) else 1
 
 
-def _directory(job: str) -> JobDirectory:
+def directory_of(job: str) -> JobDirectory:
+    """Return the directory of a job. Raises UsageError: there is no such job."""
     directory = JobDirectory(job_directory(job))
     if not directory.journal_file.exists():
-        raise UsageError(f"there is no job {job!r} in {directory.path.parent}")
+        others = [each.name for each in directory.path.parent.glob("*")]
+        nearest = difflib.get_close_matches(job, others, n=1)
+        hint = f"did you mean {nearest[0]}?" if nearest else "rekindle jobs lists them"
+        raise UsageError(f"there is no job {job!r} in {directory.path.parent}; {hint}")
     return directory
 
 
@@ -232,7 +237,7 @@ def _client(job: str) -> JobClient:
 
     Raises UsageError: the job does not exist. Raises JobError: it does not run.
     """
-    directory = _directory(job)
+    directory = directory_of(job)
     endpoint = directory.endpoint()
     if endpoint is None or attempts.end_of(events_in(directory.journal_file)) is not None:
         raise JobError(f"job {job} does not run")

@@ -310,7 +310,7 @@ RUN = (
     Group(
         "accepted for compatibility with torchrun, without effect",
         (
-            *(option(name, default=None) for name in _IGNORED),
+            *(option(name, default=None, metavar="VALUE") for name in _IGNORED),
             option("virtual_local_rank", action="store_true"),
         ),
     ),

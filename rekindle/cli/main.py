@@ -12,6 +12,7 @@ import sys
 
 from rekindle import names
 from rekindle.cli import options as declare
+from rekindle.cli.checkpoint_options import CHECKPOINTS
 from rekindle.cli.local_options import DIAGNOSIS, POLICY, RUN, SIMULATION, of_variables
 from rekindle.cli.options import Command
 from rekindle.console import say
@@ -29,7 +30,7 @@ COMMANDS = (
         "adapt",
         "print the diff that brings a training script into a Session",
         declare.ADAPTATION,
-        "rekindle.cli.adapt:run",
+        "rekindle.cli.adapt.command:run",
         about="Read a training script, and print the diff that gives it a Session. The script is "
         "not run.",
     ),
@@ -59,7 +60,7 @@ COMMANDS = (
         "list, verify, copy, pin, prune, export and import checkpoints",
         function="rekindle.cli.checkpoints:run",
         about="Manage the checkpoints of a store: a folder, an s3:// location, or a job's.",
-        below=declare.CHECKPOINTS,
+        below=CHECKPOINTS,
     ),
     Command(
         "kubernetes",
@@ -124,6 +125,31 @@ COMMANDS = (
         "rekindle.cli.jobs:stop",
     ),
     Command(
+        "jobs",
+        "list the jobs of this machine and user, the newest first",
+        declare.JOBS,
+        "rekindle.cli.job_files:list_jobs",
+    ),
+    Command(
+        "logs",
+        "print the output of a job's ranks",
+        (declare.JOB, *declare.LOGS),
+        "rekindle.cli.job_files:logs",
+    ),
+    Command(
+        "report",
+        "print the report of a job: times, incidents, the fault that ended it",
+        (declare.JOB,),
+        "rekindle.cli.job_files:report",
+    ),
+    Command(
+        "completion",
+        "print the code that completes commands, options and job ids in a shell",
+        declare.SHELL,
+        "rekindle.cli.completion:run",
+        about="Print the code for your shell's start file.",
+    ),
+    Command(
         "nodes",
         "list the nodes on which jobs had faults",
         (declare.AS_JSON, declare.CLUSTER),
@@ -158,7 +184,10 @@ def main(argv: list[str] | None = None) -> None:
 
 def _status_of(argv: list[str] | None) -> int:
     argv = sys.argv[1:] if argv is None else argv
-    options = command_parser().parse_args(argv)
+    parser = command_parser()
+    if "_ARGCOMPLETE" in os.environ:
+        importlib.import_module("rekindle.cli.completion").complete(parser)
+    options = parser.parse_args(argv)
     module, _, function = options.function.partition(":")
     try:
         options = _with_variables(options, argv)

@@ -15,8 +15,6 @@ from rekindle.protocol.agent import InjectionKind
 from rekindle.recovery.faults.classification import EventSource
 from rekindle.recovery.faults.tables.verdict import FaultOrigin, Severity
 
-_STORE = "a folder, an s3:// location, or a job's id"
-_SOURCE = f"{_STORE}, or the reference of a published one"
 _ACCESS = "file with the access to a cluster"
 _JOB_FILE = "YAML: the fields of a training job, kubernetes among them"
 
@@ -102,6 +100,25 @@ ADAPTATION = (
     argument("--write", action="store_true", help="change the file too"),
 )
 
+JOBS = (
+    argument("pattern", nargs="?", default="*", metavar="PATTERN", help="of job ids, with * and ?"),
+    argument(
+        "--state",
+        default="",
+        metavar="STATE",
+        help="list only jobs in this state, such as succeeded, failed, stopped, training or died",
+    ),
+    AS_JSON,
+)
+LOGS = (
+    argument("--rank", type=int, metavar="RANK", help="only of this rank; default: all ranks"),
+    argument("--restart", type=int, metavar="RESTART", help="default: the newest one"),
+    argument("--stream", choices=("stdout", "stderr"), default="", help="default: both"),
+    argument("--tail", type=int, metavar="LINES", help="only the last lines of each stream"),
+    argument("-f", "--follow", action="store_true", help="wait for more until the job ends"),
+)
+SHELL = (argument("shell", choices=("bash", "zsh", "fish"), help="the shell"),)
+
 # The options of `rekindle approve`.
 APPROVAL = (
     argument(
@@ -170,7 +187,8 @@ HEALTH_EVENT = (
         "source",
         choices=[source.value for source in EventSource],
         required=True,
-        help="the kind of the event",
+        metavar="SOURCE",
+        help=f"the kind of the event: {', '.join(source.value for source in EventSource)}",
     ),
     option(
         "severity",
@@ -198,7 +216,8 @@ FAULT = (
         "kind",
         choices=[kind.value for kind in InjectionKind],
         required=True,
-        help="the kind of fault",
+        metavar="KIND",
+        help=f"the kind of fault: {', '.join(kind.value for kind in InjectionKind)}",
     ),
     option(
         "step",
@@ -215,139 +234,6 @@ FAULT = (
         help="length of the pause of a slow step",
     ),
 )
-
-_IN = argument("store", help=_STORE)
-_STEP = argument(
-    "--step",
-    type=int,
-    metavar="STEP",
-    help="the step of the checkpoint; default: the newest intact one",
-)
-_COPY = (
-    argument("source", metavar="STORE", help=_SOURCE),
-    argument("target", metavar="TARGET", help=f"{_STORE}; a missing folder is created"),
-    _STEP,
-)
-_PINNED = (
-    _IN,
-    argument("step", type=int, metavar="STEP", help="the step of the checkpoint"),
-    argument("--name", default="user", help="name of the pin; a step may have several"),
-)
-
-# The commands below `rekindle checkpoints`.
-CHECKPOINTS = (
-    Command(
-        "ls",
-        "list the checkpoints of a store, newest first",
-        (_IN, AS_JSON),
-    ),
-    Command(
-        "verify",
-        "read every byte, and name the damaged files; the status is 1 if there are any",
-        (
-            _IN,
-            argument(
-                "steps",
-                nargs="*",
-                type=int,
-                metavar="STEP",
-                help="the steps to verify; default: all",
-            ),
-            AS_JSON,
-        ),
-    ),
-    Command(
-        "pull",
-        "copy a verified checkpoint from one store to another, such as a folder",
-        _COPY,
-    ),
-    Command("push", "copy a verified checkpoint; the same command as pull", _COPY),
-    Command(
-        "prune",
-        "remove the checkpoints that are older than the newest valid ones",
-        (
-            _IN,
-            argument(
-                "--keep",
-                type=int,
-                required=True,
-                metavar="CHECKPOINTS",
-                help="number of checkpoints to keep",
-            ),
-            argument(
-                "--dry-run",
-                action="store_true",
-                help="print what the command would remove, and remove nothing",
-            ),
-        ),
-    ),
-    Command(
-        "pin",
-        "protect the checkpoint of a step against pruning",
-        (
-            argument(
-                "--hours",
-                type=float,
-                metavar="HOURS",
-                help="how long the pin lasts; default: until unpin",
-            ),
-            *_PINNED,
-        ),
-    ),
-    Command("unpin", "remove a step's pin", _PINNED),
-    Command(
-        "export",
-        "write the state of a checkpoint for torch.load or torch's DCP",
-        (
-            argument("store", help=_SOURCE),
-            argument("out", metavar="OUT", help="the file (torch) or folder (dcp) to make"),
-            argument(
-                "--format", choices=("torch", "dcp"), required=True, help="format of the output"
-            ),
-            argument(
-                "--only",
-                action="append",
-                metavar="NAME",
-                help="export only this object, such as model; may be given several times",
-            ),
-            _STEP,
-        ),
-    ),
-    Command(
-        "import",
-        "create a checkpoint from a torch.save file or a folder of torch's DCP",
-        (
-            argument("source", metavar="SRC", help="a file of torch.save, or a folder of DCP"),
-            argument("store", metavar="STORE", help="a folder, or an s3:// location"),
-            argument("--job-id", required=True, help="the job that resumes from the checkpoint"),
-            argument(
-                "--step",
-                type=int,
-                metavar="STEPS",
-                help="finished steps; default: the number in the source",
-            ),
-            argument(
-                "--take",
-                action="append",
-                default=[],
-                metavar="NAME=KEY",
-                help="an object of the Session and the key of its state, such as model=net; may be "
-                "given several times; default: the object's name is the key",
-            ),
-            argument(
-                "--add",
-                action="append",
-                default=[],
-                metavar="NAME=JSON",
-                help="the state of an object that the source lacks; may be given several times",
-            ),
-            argument(
-                "--device", default="cpu", help="where the Session has its model: cpu, cuda or npu"
-            ),
-        ),
-    ),
-)
-
 
 _CLUSTER = (
     argument(
@@ -367,7 +253,9 @@ _KIND = (
     argument(
         "--kind",
         choices=[kind.value for kind in WorkloadKind],
-        help="kind of the workload; default: the file's",
+        metavar="KIND",
+        help="kind of the workload; default: the file's; "
+        + ", ".join(kind.value for kind in WorkloadKind),
     ),
     argument("--job-id", metavar="ID", help="the job's id; default: the job's name"),
 )

@@ -29,7 +29,7 @@ from rekindle.engines.devices import JobDevices
 from rekindle.engines.hosts import HostLog, SimulatedHosts
 from rekindle.errors import JobError, PortTakenError, UsageError
 from rekindle.job.journal_reader import events_in
-from rekindle.job.spec import Endpoint, JobDirectory, JobSpec, home
+from rekindle.job.spec import Endpoint, JobDirectory, JobSpec, KeepsOff, home
 from rekindle.recovery.faults.classification import HealthEvent
 from rekindle.recovery.faults.tables.tables import Tables
 from rekindle.recovery.journal import attempts
@@ -59,7 +59,8 @@ class LocalEngine:
 
     address: the address of this machine's ranks for the ranks of other nodes.
 
-    hosts: the simulated hosts of the nodes; None: this machine is the host of all nodes here.
+    hosts: the simulated hosts of the nodes; None: this machine is the host of all nodes here. The
+    engine starts no agent here once a job has isolated the machine.
     """
 
     def __init__(
@@ -80,6 +81,8 @@ class LocalEngine:
         self._nodes = every if nodes is None else tuple(nodes)
         self._address = address
         self._hosts = hosts
+        alone = nodes is not None or spec.keeps_off is KeepsOff.ONE_HOST
+        self._machine = socket.gethostname() if hosts is None and alone else ""
         self._log_of_hosts = HostLog(home())
         self._devices = JobDevices(home(), spec.job_id, directory.devices())
         self._foreground = foreground
@@ -119,6 +122,11 @@ class LocalEngine:
             Tables.load(Path(spec.fault_tables))
         if self._hosts is not None:
             self._hosts.require(spec.nodes, self._log_of_hosts.hosts())
+        elif spec.keeps_off is KeepsOff.ONE_HOST and (reason := self._isolated()):
+            raise UsageError(
+                f"this machine is isolated ({reason}), and the job has no other one; after its "
+                f"repair run rekindle release-node {self._machine}"
+            )
         self._wait_for_end(spec)
         end_coordinators(self.directory.path)
         self._listener = listen(*self._listen)
@@ -238,6 +246,10 @@ class LocalEngine:
         endpoint = self._endpoint or self.directory.endpoint()
         if endpoint is None:
             raise JobError(f"the job in {self.directory.path} has not been launched")
+        if reason := self._isolated():
+            raise JobError(
+                f"this machine is isolated ({reason}), so the node needs another machine"
+            )
         spare = node == names.SPARE
         arguments = [
             *("-m", _AGENT, _DIRECTORY, str(self.directory.path)),
@@ -257,6 +269,11 @@ class LocalEngine:
             self.agents.append(self._start(log, arguments, fds))
         if not spare:
             self._on_the_way[node] = self.agents[-1]
+
+    def _isolated(self) -> str:
+        """Return why this machine is isolated; empty: it is not, or nodes have simulated hosts."""
+        known = self._log_of_hosts.hosts().get(self._machine) if self._machine else None
+        return known.isolated if known else ""
 
     def learn(self, event: AnyEvent) -> None:
         """Record the facts about hosts in an event of the journal. A repeated call does no harm."""

@@ -7,22 +7,26 @@ from prefect import flow, get_run_logger
 from prefect.exceptions import Abort
 
 from rekindle.blocks.job import TrainingJob
-from rekindle.errors import LeaseHeldError, RecordLostError
+from rekindle.errors import JobFailedError, LeaseHeldError, RecordLostError, UsageError
 from rekindle.recovery.journal.journal import RESCHEDULED, SUCCEEDED
+from rekindle.reporting.run_state import WITHOUT_CHECKPOINT
 from rekindle.tasks import job_access as jobs
+from rekindle.tasks.acceptance import accepted, named, refused
 from rekindle.tasks.hooks.cancellation import OF_FLOW_PROCESS, stop_job
 from rekindle.tasks.hooks.rerun import recovery_hooks
-from rekindle.tasks.identity import job_of_this_run, note_result
+from rekindle.tasks.identity import note_result
 from rekindle.tasks.launch import How, launch, release
-from rekindle.tasks.report import JobResult, lost_result, record_result, report
+from rekindle.tasks.report import JobResult, lost_result, record_result, report, unsaved
 from rekindle.tasks.run_watch import OverruledError, RunWatch, obeying, refuse_superseded
 from rekindle.tasks.supervise import is_this_run, supervise
 
 
-# The flow persists no result: the journal is the record, and Prefect would pickle.
+# The flow persists no result: the journal is the record, and Prefect would pickle. It validates its
+# parameters itself, so that a mistake in them is one line, as all others.
 @flow(
     name="train",
     persist_result=False,
+    validate_parameters=False,
     on_cancellation=[stop_job],
     **recovery_hooks(OF_FLOW_PROCESS),
 )
@@ -33,15 +37,22 @@ def train(job: TrainingJob) -> JobResult:
     The job outlives this process. Run the same flow run again, and it adopts the live job. A job
     that failed or was stopped resumes from its newest checkpoint. A job that has succeeded does
     not run again, also if its record is not on this machine: the result then comes from Prefect.
-    Raises JobFailedError: the job has failed.
+    A mistake in the job ends the run before that. Raises JobFailedError: the job has failed.
     """
-    job_id = job_of_this_run(job)
+    try:
+        job, job_id = accepted(job)
+    except UsageError as error:
+        end: JobResult = refused(error)
+        return end
     refuse_superseded(job, job_id)
     try:
-        return train_to_the_end(job, job_id)
+        end = train_to_the_end(job, job_id)
     except RecordLostError as error:
         get_run_logger().warning("%s", error)
         return lost_result(job_id)
+    if text := unsaved(job_id):
+        end = named(WITHOUT_CHECKPOINT, text, end)
+    return end
 
 
 def train_to_the_end(job: TrainingJob, job_id: str) -> JobResult:
@@ -61,12 +72,18 @@ def train_to_the_end(job: TrainingJob, job_id: str) -> JobResult:
             jobs.release(job_id, get_run_logger())
         raise
     result = report(job_id)
-    if result.outcome == SUCCEEDED:  # first, because the next step removes all that a cluster knows
+    lacks = unsaved(job_id)
+    if lacks and not job.filled_in().checkpoint.required:
+        lacks = ""
+    # First, because the next step removes all that a cluster knows.
+    if result.outcome == SUCCEEDED and not lacks:
         record_result(job, result)
         note_result(job_id)
     if job.kubernetes is not None:
         release(job_id)
     result.raise_if_failed()
+    if lacks:
+        raise JobFailedError(f"{lacks}. Correct the store and retry this run, which then writes it")
     return result
 
 

@@ -31,15 +31,29 @@ def complete_lines(path: Path) -> list[bytes]:
     return lines[:-1] if lines and not lines[-1].endswith(b"\n") else lines
 
 
-def is_over(path: Path) -> bool:
-    """Return whether the newest attempt has ended, according to the journal file, if it exists."""
+def first_event(path: Path) -> journal.AnyEvent | None:
+    """Return the first event of a journal file; None: there is none yet."""
+    try:
+        with path.open("rb") as file:
+            return journal.decode(file.readline())
+    except (FileNotFoundError, msgspec.DecodeError):  # no file, or a partial line
+        return None
+
+
+def last_event(path: Path) -> journal.AnyEvent | None:
+    """Return the last event of a journal file; None: it is partial or long, or there is none."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - _LONGEST_END))
             *_, last = file.read().splitlines() or [b""]
-        return isinstance(journal.decode(last), journal.Ended)
-    except (FileNotFoundError, msgspec.DecodeError):  # no file, a partial line, or a long event
-        return False
+        return journal.decode(last)
+    except (FileNotFoundError, msgspec.DecodeError):
+        return None
+
+
+def is_over(path: Path) -> bool:
+    """Return whether the newest attempt has ended, according to the journal file, if it exists."""
+    return isinstance(last_event(path), journal.Ended)
 
 
 class JournalCopy:

@@ -235,10 +235,11 @@ class SpawnFailed(Message, frozen=True, kw_only=True):
 
 
 class DeviceResetFailed(Message, frozen=True, kw_only=True):
-    """The agent did not start a rank, because it could not reset the rank's device."""
+    """The agent could not reset a rank's device. Not tried: it starts the rank nevertheless."""
 
     rank: int
     error: str
+    tried: bool = True
 
 
 class StoreUp(Message, frozen=True, kw_only=True):

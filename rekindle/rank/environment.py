@@ -52,11 +52,12 @@ def is_first_start() -> bool:
 
 
 def is_replacement() -> bool:
-    """Return whether this process takes the place of an earlier one of its rank on this node.
+    """Return whether this process takes the place of an earlier one of its rank.
 
     Such a process does not repeat checks that the earlier one has passed: the others wait for it.
+    The earlier one was on this node, or on a node whose place this one has taken.
     """
-    return number(names.ENV_START_COUNT, 1) > 1
+    return number(names.ENV_START_COUNT, 1) > 1 or number(names.ENV_JOINS) == 1
 
 
 def check_is_rank() -> None:

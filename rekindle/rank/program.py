@@ -6,13 +6,17 @@ import atexit
 import contextlib
 import ctypes
 import faulthandler
+import functools
 import io
 import json
 import logging
+import multiprocessing.util
 import os
 import runpy
+import shutil
 import signal
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -25,7 +29,7 @@ from typing import Any, NoReturn
 from rekindle import names
 from rekindle.console import say, start_rank
 from rekindle.errors import UnexpectedError
-from rekindle.rank import sources
+from rekindle.rank import earlier_files, sources
 from rekindle.rank.error_origin import chain_of, is_text_of_script
 
 _ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
@@ -94,11 +98,13 @@ def run(
     if kind == "program":
         execute(target, arguments, working_directory)
     answer_signals(Path(environment[names.ENV_STACK_FILE]))
+    _name_temporary_folder(names.temporary_folder(environment))
     # An error must not be judged by the fork server's main module, which runpy would put back.
     sys.modules["__main__"] = main = types.ModuleType("__main__")
     try:
         os.chdir(working_directory)
         sys.argv = [target, *arguments]
+        earlier_files.watch()
         if kind == "module":
             sys.path.insert(0, working_directory)
             main.__spec__ = ModuleSpec(target, None)
@@ -120,6 +126,23 @@ def run(
         _try_to_record(error)
         end(1, orderly=False)  # atexit handlers of a rank with an error would wait for its peers
     end(0, orderly=True)
+
+
+def _name_temporary_folder(name: str) -> None:
+    """Let multiprocessing make its folder with a name that the agent knows.
+
+    The workers of data loaders use the same folder. If this process is killed, the agent removes
+    it.
+    """
+    folder = Path(tempfile.gettempdir(), name)
+
+    def make() -> str:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        return str(folder)
+
+    multiprocessing.util.get_temp_dir = make
+    remove = functools.partial(shutil.rmtree, folder, ignore_errors=True)
+    multiprocessing.util.Finalize(None, remove, exitpriority=-100)
 
 
 def _in_short(error: BaseException) -> str:
@@ -144,6 +167,7 @@ def end(status: int, *, orderly: bool) -> NoReturn:
     The teardown of DDP and gloo can deadlock in torch 2.13. The reducer's last reference joins
     gloo's thread with the GIL held, and that thread waits for the GIL.
     """
+    earlier_files.end()
     if orderly:
         threading._shutdown()  # type: ignore[attr-defined]  # as multiprocessing's children do
         atexit._run_exitfuncs()

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from rekindle.rank.error_origin import is_of_library
 
@@ -50,7 +51,7 @@ def digests() -> dict[str, str]:
     The script is the first, and the modules follow in the order of their import. Files beyond
     MOST_BYTES are left out, and so is a path that is not UTF-8.
     """
-    for file in _own_files():
+    for _, file, _ in own_modules():
         note(file)
     found, size = dict[str, str](), 0
     for path, digest in _read.items():
@@ -62,14 +63,16 @@ def digests() -> dict[str, str]:
     return found
 
 
-def _own_files() -> Iterator[str]:
+def own_modules() -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Yield name, file and variables of each module of the script, in the order of their import."""
     for name, module in _new_modules():
         # isinstance() trusts __class__, and libraries of cffi have a wrong one.
         if name not in _skipped and issubclass(type(module), ModuleType):
             # getattr() would import a module that is loaded at its first use.
-            file = ModuleType.__getattribute__(module, "__dict__").get("__file__")
-            if isinstance(file, str) and not is_of_library(name, file):
-                yield file
+            variables = ModuleType.__getattribute__(module, "__dict__")
+            file = variables.get("__file__")
+            if isinstance(file, str) and file and not is_of_library(name, file):
+                yield name, file, variables
 
 
 def _new_modules() -> list[tuple[str, ModuleType]]:

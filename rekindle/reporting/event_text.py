@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Iterable, Sequence
 from datetime import datetime, timezone
 
 from rekindle import names
 from rekindle.profiling.findings import Slow
 from rekindle.recovery.faults.stragglers import Examined, Slowed, SlowOver
+from rekindle.recovery.journal import attempts
 from rekindle.recovery.journal.journal import (
     OF_SCRIPT,
     Answered,
@@ -41,6 +43,7 @@ from rekindle.recovery.journal.journal import (
     Progress,
     RanksDiffer,
     RanksStarted,
+    ResetSkipped,
     Restored,
     SpareLost,
     Stopping,
@@ -70,7 +73,7 @@ def level(event: AnyEvent) -> int:
     match event:
         case FaultSeen() | CheckpointFailed() | CheckpointSkipped() | CheckpointLeftOut():
             return logging.WARNING
-        case RanksDiffer():
+        case RanksDiffer() | ResetSkipped():
             return logging.WARNING
         case CheckpointsPruned():
             return logging.WARNING if event.error else logging.DEBUG
@@ -113,6 +116,7 @@ def words(event: AnyEvent) -> str:
             | FinalCheckpoint()
             | NodeChecked()
             | Profiled()
+            | ResetSkipped()
             | Slowed()
             | SlowOver()
             | Examined()
@@ -274,3 +278,31 @@ def percent(event: Progress) -> float:
     if event.total <= 0:
         return 0.0
     return math.floor(1000 * min(event.finished, event.total) / event.total) / 10
+
+
+def resumes(attempt: Sequence[AnyEvent]) -> bool:
+    """Return whether this attempt's first generation continues earlier work, or could not."""
+    formed = _first_formed(attempt)
+    return formed is not None and (formed.step > 0 or bool(skipped_checkpoints(attempt)))
+
+
+def resumed_text(history: Sequence[AnyEvent]) -> str:
+    """Return the step and the state from which the newest attempt continues."""
+    formed = _first_formed(attempts.newest(history))
+    number = attempts.number(history)
+    if formed is None or formed.step == 0:
+        return f"Attempt {number} begins at step 0"
+    source = sources_in_words(formed.sources)
+    paths = (e.path for e in history if isinstance(e, Checkpointed) and e.step == formed.step)
+    path = next(paths, "")
+    where = f" ({path})" if path else ""
+    return f"Attempt {number} resumes after step {formed.step}: {source}{where}"
+
+
+def skipped_checkpoints(attempt: Iterable[AnyEvent]) -> list[CheckpointSkipped]:
+    """Return the checkpoints that the attempt could not use."""
+    return [event for event in attempt if isinstance(event, CheckpointSkipped)]
+
+
+def _first_formed(attempt: Iterable[AnyEvent]) -> Formed | None:
+    return next((event for event in attempt if isinstance(event, Formed)), None)

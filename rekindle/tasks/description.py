@@ -30,12 +30,14 @@ _OUTPUT = "decides what is printed or recorded"
 _FROM_ID = "follows from the job id"
 _NOT_IN_FORM = "a job of a flow does not set it"
 
-# Variables that no result depends on: keys that people rotate, the reaction to faults, log levels.
+# Variables that no result depends on: keys that people rotate, the reaction to faults, limits of
+# records, log levels.
 _KEYS = (
     names.ENV_STORE_ACCESS_KEY_ID,
     names.ENV_STORE_SECRET_ACCESS_KEY,
     names.ENV_STORE_SESSION_TOKEN,
     names.ENV_FAILOVER_GRACE,
+    *names.PROFILING_SETTINGS,
 )
 _UNCOUNTED = re.compile(
     r"AWS_(ACCESS_KEY_ID|SECRET_ACCESS_KEY|SESSION_TOKEN)|LOG_?LEVEL|GLOG_\w+"

@@ -17,12 +17,13 @@ from prefect.states import Running
 
 from rekindle import names
 from rekindle.blocks.job import TrainingJob
+from rekindle.blocks.job_fields import left_to_mindcluster
 from rekindle.engines.devices import visible_devices
 from rekindle.errors import DevicesHeldError, JobError
 from rekindle.file_lock import locked
 from rekindle.job.spec import JobDirectory, replace_file
 from rekindle.recovery.journal import attempts
-from rekindle.recovery.journal.journal import RESCHEDULED, SUCCEEDED
+from rekindle.recovery.journal.journal import RESCHEDULED
 from rekindle.reporting.event_text import capital
 from rekindle.reporting.run_state import AWAITING_DEVICES
 from rekindle.tasks import job_access as jobs
@@ -34,7 +35,7 @@ from rekindle.tasks.identity import (
     refuse_another,
 )
 from rekindle.tasks.prefect_api.run_states import name_state
-from rekindle.tasks.report import refuse_lost
+from rekindle.tasks.report import has_succeeded, refuse_lost
 
 # A coordinator exits a moment after the end of its job.
 _EXIT_TIMEOUT_S = 60.0
@@ -132,6 +133,8 @@ def launch(job: TrainingJob, job_id: str, pause: Callable[[float], None]) -> Lau
     log.info(_TELL[launched.how], job_id, launched.attempt, directory.path)
     if launched.how is How.LAUNCHED:
         note_launch(job_id)
+        if left := left_to_mindcluster(job.filled_in().policy, job.kubernetes):
+            log.info("MindCluster has the strategies %s; Rekindle does not use them", left)
     elif launched.how is How.ADOPTED and found is not None and any(found):
         kept = ", ".join((*found.counting, *found.others))
         log.warning("The running job keeps its own values of %s", kept)
@@ -165,7 +168,7 @@ def _join_the_cluster(job: TrainingJob, directory: JobDirectory, job_id: str) ->
 def _launch_or_adopt(job: TrainingJob, directory: JobDirectory, job_id: str) -> Launched:
     history = jobs.history_of(job_id)
     attempt, end = attempts.number(history), attempts.end_of(history)
-    if end is not None and end.outcome == SUCCEEDED:
+    if has_succeeded(job, job_id):
         return Launched(job_id, How.FINISHED, attempt)
     alive = jobs.coordinator_of(job_id)
     if alive is not None and end is None and attempts.is_stopping(history):

@@ -22,19 +22,25 @@ from prefect.client.schemas.sorting import ArtifactSort
 
 from rekindle import names
 from rekindle.blocks.job import TrainingJob
+from rekindle.checkpoints.location import below
 from rekindle.errors import JobFailedError, OtherJobError, RecordLostError
+from rekindle.job.spec import JobDirectory
 from rekindle.recovery.journal import attempts
-from rekindle.recovery.journal.journal import SUCCEEDED, NodeChecked
+from rekindle.recovery.journal.journal import SUCCEEDED, AnyEvent, NodeChecked
 from rekindle.recovery.node_check.evidence import Measurement
 from rekindle.recovery.node_check.verdicts import SICK
-from rekindle.reporting.event_text import incident_row, outcome
+from rekindle.reporting.event_text import incident_row, outcome, resumed_text
 from rekindle.reporting.step_records import sample_records
-from rekindle.reporting.summary import markdown_report, summarize
+from rekindle.reporting.summary import (
+    last_failure,
+    markdown_report,
+    newest_checkpoint,
+    summarize,
+)
 from rekindle.tasks import job_access as jobs
 from rekindle.tasks.identity import content, content_of
 from rekindle.tasks.prefect_api import Log
 from rekindle.tasks.prefect_api.notifier import find_artifact, progress_key
-from rekindle.tasks.restore import describe
 
 ARTIFACT = "checked-nodes"
 _PAUSE_S = 1.0
@@ -115,7 +121,12 @@ def report(job_id: str) -> JobResult:
     picture = directory.path / names.TIMELINE_FILE
     draw(history, sample_records(directory.path, ranks=MOST_RANKS), picture)
     rows = [incident_row(incident) for incident in summary.incidents]
-    text = markdown_report(summary, resumed=describe(history), logs=directory.spec().log_directory)
+    text = markdown_report(
+        summary,
+        resumed=resumed_text(history),
+        logs=directory.spec().log_directory,
+        checkpoint=where_is_newest(directory, history),
+    )
     (directory.path / names.REPORT_FILE).write_text(f"{text}\n![Timeline]({names.TIMELINE_FILE})\n")
     encoded = base64.b64encode(picture.read_bytes()).decode()
     if rows:
@@ -139,6 +150,46 @@ def report(job_id: str) -> JobResult:
         report=str(directory.path / names.REPORT_FILE),
         timeline=str(picture),
     )
+
+
+def where_is_newest(directory: JobDirectory, history: list[AnyEvent]) -> str:
+    """Return the newest checkpoint with an address for other machines, or "" without one.
+
+    A folder has the name of its machine before it, as for ssh.
+    """
+    written = newest_checkpoint(history)
+    if written is None:
+        return ""
+    store = directory.spec().checkpoint_store
+    if "://" in store:  # the path in the event has no endpoint
+        where = below(store, written.path.rpartition("/")[2])
+    else:
+        host = "the pods" if directory.pods.exists() else socket.gethostname()
+        where = f"{host}:{written.path}"
+    return f"step {written.step}, at `{where}`"
+
+
+def unsaved(job_id: str) -> str:
+    """Return in a sentence that a job has trained to the end without its last checkpoint, or ""."""
+    directory, history = jobs.directory_of(job_id), jobs.history_of(job_id)
+    end, failed = attempts.end_of(history), last_failure(history)
+    if end is None or end.outcome != SUCCEEDED or failed is None:
+        return ""
+    if not directory.spec().checkpoint_every:
+        return ""
+    newest = where_is_newest(directory, history) or "none"
+    return (
+        f"job {job_id} has finished training after step {end.finished}, but could not write its "
+        f"last checkpoint: {failed.message}. Its newest checkpoint: {newest}"
+    )
+
+
+def has_succeeded(job: TrainingJob, job_id: str) -> bool:
+    """Return whether the job has succeeded on this machine, with all that its description asks."""
+    end = attempts.end_of(jobs.history_of(job_id))
+    if end is None or end.outcome != SUCCEEDED:
+        return False
+    return not (unsaved(job_id) and job.filled_in().checkpoint.required)
 
 
 _COLUMNS = {field.name for field in dataclasses.fields(JobResult)} | {

@@ -43,14 +43,20 @@ from rekindle.recovery.journal.journal import (
     Progress,
     Restored,
 )
-from rekindle.reporting.event_text import incident_row, level, sentence
-from rekindle.reporting.run_state import AWAITING_APPROVAL, RUNNING, shown
+from rekindle.reporting.event_text import (
+    incident_row,
+    level,
+    resumed_text,
+    resumes,
+    sentence,
+    skipped_checkpoints,
+)
+from rekindle.reporting.run_state import AWAITING_APPROVAL, RUNNING, StateFold
 from rekindle.supervised import reported_threads
 from rekindle.tasks import job_access as jobs
 from rekindle.tasks.prefect_api import Log
 from rekindle.tasks.prefect_api.approval_form import ApprovalQuestion
 from rekindle.tasks.prefect_api.notifier import PrefectNotifier
-from rekindle.tasks.restore import restore, resumes
 
 _STEPS: dict[type[AnyEvent], tuple[str, ...]] = {
     Answered: ("answered",),
@@ -147,6 +153,7 @@ class Supervisor:
     ) -> None:
         self.history: list[AnyEvent] = []
         self._incidents = IncidentFold()
+        self._states = StateFold()
         self._job_id = job_id
         self._notices = notices
         self._log = log
@@ -183,6 +190,7 @@ class Supervisor:
 
     def _remember(self, event: AnyEvent) -> None:
         self.history.append(event)
+        self._states.add(event)
         incident = self._incidents.add(event)
         if incident is not None:
             for step in incident_steps(event, incident):
@@ -191,7 +199,7 @@ class Supervisor:
 
     def name_state(self) -> None:
         """Send the job's state to Prefect if it has changed."""
-        name, message = shown(self.history)
+        name, message = self._states.shown()
         if name == self._state:
             return
         self._state = name
@@ -237,3 +245,14 @@ def _end(history: list[AnyEvent], job_id: str) -> Ended:
             "directory"
         )
     return end
+
+
+@task(name="restore", cache_policy=NO_CACHE)
+def restore(history: list[AnyEvent]) -> str:
+    """Log the checkpoint from which the newest attempt resumes, and the skipped ones."""
+    log = get_run_logger()
+    for skipped in skipped_checkpoints(attempts.newest(history)):
+        log.warning("The restart skips checkpoint %s: %s", skipped.path, skipped.reason)
+    text = resumed_text(history)
+    log.info("%s", text)
+    return text

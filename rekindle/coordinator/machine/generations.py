@@ -72,6 +72,9 @@ class Generations:
         self._job.record(journal.RanksStarted(ranks=started, restart=self._job.restarts))
         if self._job.phase is Phase.GATHERING:
             self._job.enter(Phase.REGROUPING)
+        lost = self._job.interruption
+        if lost is not None and not lost.exact:
+            self._note_interruption(f"{lost.what}, after step {lost.step} or later")
         untouched = self._incidents.open and not self._job.sessions_seen
         # A short script may have ended on one node before it started on another.
         if untouched and self._roster.all_are(Status.STARTING, Status.EXITED):
@@ -293,7 +296,19 @@ class Generations:
             )
             self._job.do(Send(node.connection, form))
 
+    def _note_interruption(self, text: str) -> None:
+        """Record an incident without a decision: new ranks have started already."""
+        if not self._incidents.open:
+            fault = Fault(kind=FaultKind.COORDINATOR, message=text)
+            self._job.record(self._incidents.note(fault))
+
     def _record_formed(self, plan: Plan) -> None:
+        newest, lost = self._common_steps, self._job.interruption
+        self._job.interruption = None
+        if lost is not None:
+            newest = max(newest, lost.step) if lost.exact else journal.UNKNOWN
+            if lost.exact and plan.step < lost.step:
+                self._note_interruption(f"{lost.what} after step {lost.step}")
         self._job.record(
             journal.Formed(
                 generation=self._job.generation,
@@ -301,7 +316,7 @@ class Generations:
                 step=plan.step,
                 state_generation=plan.state_generation,
                 sources=dict(Counter(r.source.value for r in plan.ranks)),
-                newest=self._common_steps,
+                newest=newest,
                 left_out=tuple(sorted(self._roster.outside)),
                 incident=self._incidents.open,
             )

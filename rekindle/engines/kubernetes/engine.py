@@ -54,6 +54,14 @@ def engine_for(directory: JobDirectory) -> KubernetesEngine:
     return KubernetesEngine(directory, pods, _api())
 
 
+def check_cluster(spec: JobSpec, pods: KubernetesSettings) -> None:
+    """Check that the cluster has all that a new job needs. Raises as must_fit() does.
+
+    Raises UsageError: there is no cluster.
+    """
+    must_fit(_api(), spec, pods)
+
+
 @functools.cache
 def _api() -> Api:
     """Return the API server of the default settings: one set of connections in a process."""

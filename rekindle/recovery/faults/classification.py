@@ -72,6 +72,7 @@ def fault_of_exit(  # noqa: PLR0913  a fault has this number of facts
         code=verdict.code,
         user_caused=verdict.user_caused or kind is FaultKind.USER_CODE,
         reset_helps=verdict.reset_helps,
+        restart_heals=verdict.restart_heals,
         counts=verdict.counts,
     )
 
@@ -110,6 +111,7 @@ class HealthEvent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     - `within_s`: the seconds until the host ends, for a notice; 0: unknown.
     - `address`: the address of its pod at that time. The pod may be another one now.
     - `run`: how often the container had restarted.
+    - `exit_code`: the exit status of the container, for the reason of a pod.
     """
 
     source: EventSource
@@ -124,6 +126,7 @@ class HealthEvent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     within_s: float = 0.0
     address: str = ""
     run: int = 0
+    exit_code: int | None = None
 
     def in_words(self) -> str:
         """Return the health event as a short text."""
@@ -164,7 +167,7 @@ def verdict_of(judge: Tables, health_event: HealthEvent) -> Verdict:
                 )
             return judge.node_condition(condition, status)
         case EventSource.POD_REASON:
-            return judge.pod_reason(what)
+            return judge.pod_reason(what, health_event.exit_code)
         case EventSource.NOTICE:
             text = f"the platform announces the end of the host: {what or 'without a reason'}"
             return unlisted(FaultKind.PLANNED, text, Urgency.SOON)
@@ -195,6 +198,7 @@ def fault_of_event(
         code=verdict.code,
         user_caused=verdict.user_caused,
         reset_helps=verdict.reset_helps,
+        restart_heals=verdict.restart_heals,
         counts=verdict.counts,
     )
 
@@ -240,5 +244,6 @@ def explained(fault: Fault, cause: Fault) -> Fault:
         code=cause.code,
         user_caused=cause.user_caused,
         reset_helps=cause.reset_helps,
+        restart_heals=cause.restart_heals,
         counts=cause.counts,
     )

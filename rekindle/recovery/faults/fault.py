@@ -75,8 +75,9 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
     - `device`: its number on the machine.
     - `code`: in the spelling of the tables.
     - `user_caused`: the user's code or input is the cause, so no place is at fault.
-    - `reset_helps`: a reset of the device may help.
-    - `reset_failed`: such a reset did not help.
+    - `reset_helps`: the device can heal: a reset may help, or a restart alone.
+    - `restart_heals`: the end of the processes on the device is enough; it needs no reset.
+    - `reset_failed`: a reset did not help.
     - `counts`: recovery from the fault uses up a budget.
     """
 
@@ -93,6 +94,7 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
     code: str = ""
     user_caused: bool = False
     reset_helps: bool = False
+    restart_heals: bool = False
     reset_failed: bool = False
     counts: bool = True
 

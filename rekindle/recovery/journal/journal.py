@@ -34,6 +34,7 @@ from rekindle.recovery.journal.node_events import (
     NodeJoined,
     NodeLeft,
     NodeWanted,
+    ResetSkipped,
     SpareLost,
 )
 from rekindle.recovery.node_check.verdicts import NodeChecked
@@ -60,12 +61,14 @@ __all__ = [  # includes events from other modules, because this is the complete 
     "NodeLeft",
     "NodeWanted",
     "Profiled",
+    "ResetSkipped",
     "SpareLost",
 ]
 
 # The outcomes of an attempt.
 SUCCEEDED, FAILED, STOPPED = "succeeded", "failed", "stopped"
 OF_SCRIPT = "script"  # the source of the state of ranks without a Session
+UNKNOWN = -1  # finished steps that no coordinator has seen
 RESCHEDULED = "rescheduled"  # another attempt follows immediately
 
 
@@ -155,7 +158,8 @@ class Formed(Event, frozen=True, kw_only=True, tag="formed"):
     """Record a new generation: all ranks are present and know the source of their state.
 
     `step` is the number of finished steps from which all ranks continue. `state_generation` did
-    the last of them. `newest` is the number of steps that all ranks had finished before.
+    the last of them. `newest` is the number of steps that all ranks had finished before, or
+    UNKNOWN.
     `sources` counts the ranks by source of their state, e.g. {"self": 3, "peer": 1}. `left_out`
     holds nodes outside this generation.
     """
@@ -228,6 +232,7 @@ AnyEvent = (
     | Decided
     | Answered
     | HealthEventSeen
+    | ResetSkipped
     | Isolated
     | MoveEvent
     | NodeChecked
@@ -365,7 +370,7 @@ def _apply(incident: Incident, event: Event) -> None:
             incident.generation = event.generation
             incident.regrouped = event.at
             incident.resumed_at = event.step
-            known = OF_SCRIPT not in event.sources
+            known = OF_SCRIPT not in event.sources and event.newest != UNKNOWN
             incident.steps_lost = max(0, event.newest - event.step) if known else None
             incident.sources = event.sources
         case Restored():
@@ -394,15 +399,26 @@ def _apply(incident: Incident, event: Event) -> None:
             incident.steps_lost = 0
 
 
+class ApprovalFold:
+    """Fold the decision that waits for a person's approval. open: this decision, or None."""
+
+    def __init__(self) -> None:
+        self.open: Decided | None = None
+
+    def add(self, event: Event) -> None:
+        """Add the next event."""
+        if isinstance(event, Decided):
+            self.open = event if event.approval else None
+        elif isinstance(event, Answered | Stopping | Ended):
+            self.open = None
+
+
 def waits_for_approval(events: Iterable[Event]) -> Decided | None:
     """Return the decision that still waits for a person's approval, or None."""
-    open_: Decided | None = None
+    fold = ApprovalFold()
     for event in events:
-        if isinstance(event, Decided):
-            open_ = event if event.approval else None
-        elif isinstance(event, Answered | Stopping | Ended):
-            open_ = None
-    return open_
+        fold.add(event)
+    return fold.open
 
 
 _DECODER: msgspec.json.Decoder[AnyEvent] = msgspec.json.Decoder(AnyEvent)

@@ -9,6 +9,7 @@ Each new state raises the flow run's `run_count`. So that is not the number of i
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 import uuid
@@ -44,7 +45,7 @@ from rekindle.tasks.prefect_api import Log
 from rekindle.tasks.prefect_api.approval_form import ApprovalQuestion
 from rekindle.tasks.prefect_api.run_states import replace
 
-_PROGRESS_PAUSE_S = 1.0
+_PROGRESS_PAUSE_S = 60.0  # Prefect stores an event for each; an incident shows progress at once
 _RETRY_PAUSE_S = 1.0
 _FLUSH_S = 10.0
 _ARRIVES_S = 5.0  # Prefect's own queue of events is lost with the process
@@ -98,7 +99,7 @@ class PrefectNotifier:
         self._last_sent = self._read_last_sent()
         self._queue: deque[_Notice] = deque()
         self._progress: Progress | None = None
-        self._progress_sent_at = 0.0
+        self._progress_sent_at = -math.inf
         self._telling: _Notice | Progress | None = None
         self._artifact: uuid.UUID | None = None
         self._failing = False
@@ -140,6 +141,7 @@ class PrefectNotifier:
     def incident(self, step: str, event: AnyEvent, payload: dict[str, Any]) -> None:
         """Emit a Prefect event for one step of an incident, unless Prefect has it already."""
         if event.seq > self._last_sent:
+            self._progress_sent_at = -math.inf
             self._put(_IncidentStep(step, event, payload))
 
     def adopted(self, flow_run_count: int) -> None:

@@ -11,6 +11,7 @@ from rekindle.training.torch.epochs import Block
 from rekindle.training.torch.groups.ddp import DistributedDataParallel
 from rekindle.training.torch.groups.script_groups import init, init_placeholder_group
 from rekindle.training.torch.loop import Step
+from rekindle.training.torch.private import before_fork as before_fork
 from rekindle.training.torch.session import Session
 
 __all__ = [

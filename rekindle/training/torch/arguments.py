@@ -11,7 +11,9 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 from torch.utils.data import DataLoader
 
+from rekindle import names
 from rekindle.errors import SessionError
+from rekindle.rank import environment as rank_environment
 from rekindle.rank.member import Recovery
 from rekindle.training.sampler import StepSampler
 from rekindle.training.torch.groups.ddp import DistributedDataParallel, check_options
@@ -95,8 +97,19 @@ class Arguments:
                 "gradients before it all-reduces them; leave static_graph out"
             )
 
+    @property
+    def may_have_epochs(self) -> bool:
+        """Whether the script may have a loop over epochs."""
+        return not (self.sampler or self.loader or self.keep_global_batch or self.per_rank)
+
     def check_epochs(self) -> None:
         """Check a loop over epochs. Raises SessionError: another argument has its own batches."""
+        if rank_environment.number(names.ENV_SHRINKS) == 1:
+            raise SessionError(
+                "session.epochs(): the world may shrink (--nnodes MIN:MAX), but the order of a "
+                "loader belongs to one world size; give one number of nodes, --nnodes N, or use "
+                "session.steps(total) with a StepSampler"
+            )
         for name in ("sampler", "loader", "keep_global_batch"):
             if getattr(self, name):
                 raise SessionError(
@@ -151,18 +164,18 @@ class Arguments:
             "scheduler": self.scheduler,
             **of_data,
         }
-        for argument, names in (("extra", self.extra), ("per_rank", self.per_rank)):
-            for name in names:
+        for argument, given in (("extra", self.extra), ("per_rank", self.per_rank)):
+            for name in given:
                 if own.get(name) is not None or name == PARTS:
                     raise SessionError(
                         f"{argument}: Session uses the name {name!r} itself; choose another one"
                     )
         if twice := sorted(self.extra.keys() & self.per_rank.keys()):
             raise SessionError(f"{twice[0]!r} is in extra and in per_rank; leave it out of one")
-        given = {**own, **self.extra}
+        every = {**own, **self.extra}
         return {
             name: stateful(name, each) if name in self.extra else each
-            for name, each in given.items()
+            for name, each in every.items()
             if each is not None
         }
 

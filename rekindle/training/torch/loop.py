@@ -30,7 +30,7 @@ from rekindle.training.torch.groups.generation_group import leave_for_good
 from rekindle.training.torch.groups.script_groups import init_again
 from rekindle.training.torch.profiler import TorchProfiler
 from rekindle.training.torch.state.capture import capture
-from rekindle.training.torch.state.forgotten import Forgotten
+from rekindle.training.torch.state.forgotten import LAST, Forgotten
 from rekindle.training.torch.state.snapshot import TorchSnapshotWriter
 from rekindle.training.torch.torch_generations import TorchGenerations
 
@@ -79,7 +79,7 @@ class Loop:
             channel, self.generations.place, self._profiler, self._writer
         )
         self._forgotten: Forgotten | None = None
-        if channel is not None and not rank_environment.is_replacement():
+        if channel is not None:
             self._forgotten = Forgotten(self.generations.everything, given.objects(), given.ignore)
         self.member: Member | None = None
         if channel is not None:
@@ -210,6 +210,8 @@ class Loop:
 
         Raises SessionError: it is not; the step does not count.
         """
+        if self.state.finished >= LAST and rank_environment.is_replacement():
+            self._forgotten = None  # the earlier process has compared them
         if self._forgotten is not None:
             self._forgotten.look(self.state.finished)
             capture(self.generations.everything)
@@ -259,13 +261,16 @@ class Loop:
             return False
         return True
 
-    def keep(self, *, last: bool, leaves: bool = False) -> None:
+    def keep(self, *, last: bool, leaves: bool = False, alone: bool = False) -> None:
         """Take a snapshot if one is due. A checkpoint is due after the last step of the run.
 
-        leaves: the script has left its loop, and other ranks may train.
+        leaves: the script has left its loop, and other ranks may train. alone: other ranks may have
+        passed this place. Raises RuntimeError, as collectives do: a rank is lost.
         """
         with self.progress.at(RankActivity.CHECKPOINT):
-            whole = self.generations.complete(self._snapshot_schedule, last=last, leaves=leaves)
+            whole = self.generations.complete(
+                self._snapshot_schedule, last=last, leaves=leaves, alone=alone
+            )
             self._snapshot_schedule.keep(
                 self.generations.kept,
                 whole=whole,

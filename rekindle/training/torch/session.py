@@ -201,7 +201,7 @@ class Session:
         total: epochs of the whole run, including those before a restart. Use `batches` in each.
         Raises SessionError: the Session has a sampler or loader of its own.
         """
-        return self._epochs.epochs(total, sys._getframe(1))
+        return self._epochs.epochs(total)
 
     def batches(self, loader: Iterable[T], *, numbered: bool = False) -> Iterator[Any]:
         """Yield the remaining batches of this epoch, in the order that the loader itself gives.
@@ -211,9 +211,8 @@ class Session:
         Raises SessionError: the loader's order cannot be the same in a new process, a batch has had
         no block, or the loop counts batches itself with enumerate().
         """
-        frame = sys._getframe(1)
-        _check_not_counted(frame)
-        return self._epochs.batches(loader, frame, numbered=numbered)
+        _check_not_counted(sys._getframe(1))
+        return self._epochs.batches(loader, numbered=numbered)
 
     def step(self) -> Block:
         """Return the block of the present batch: `with session.step() as step:`

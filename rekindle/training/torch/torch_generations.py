@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from rekindle import names
 from rekindle.console import say
-from rekindle.errors import SessionError
+from rekindle.errors import CheckpointError, SessionError
 from rekindle.protocol.heartbeat_page import StateDigest
 from rekindle.protocol.rank import FormGeneration, GenerationEnded
 from rekindle.rank import environment as rank_environment
@@ -38,6 +38,7 @@ from rekindle.training.torch.state.capture import PARTS, Modes, capture
 from rekindle.training.torch.state.checkpoint import load_checkpoint
 from rekindle.training.torch.state.digests import ReplicaDigests
 from rekindle.training.torch.state.own_state import OwnState
+from rekindle.training.torch.state.script_variables import Variables
 from rekindle.training.torch.state.sharding import GivenValues, values_of
 from rekindle.training.torch.state.snapshot import load_snapshot
 from rekindle.training.torch.state.transfer import receive_state, send_state
@@ -109,6 +110,9 @@ class TorchGenerations:
         if not rank_environment.is_replacement():
             # Refuse now what a snapshot could not hold. A loader's state may start its workers.
             capture({name: each for name, each in everything.items() if name not in data.named})
+        kept = (*given.objects(), *everything.values())
+        self.variables = Variables(kept, given.ignore)
+        self._lacks_variables = False  # this new process could not get them with a live state
         self.own = self._own_state(given, alone, channel)
         if self.own is None:
             self.named = everything  # no other rank gives or takes this state
@@ -146,6 +150,11 @@ class TorchGenerations:
     @property
     def kept(self) -> dict[str, Any]:
         """The objects of a snapshot: those of `named`, and the parts of all ranks."""
+        has_parts = self.own is not None and self.own.parts.rows is not None
+        return self._loadable if has_parts else self.named
+
+    @property
+    def _loadable(self) -> dict[str, Any]:
         return self.named if self.own is None else {**self.named, PARTS: self.own.parts}
 
     def _own_state(
@@ -156,10 +165,18 @@ class TorchGenerations:
         A rank with a shard of its own, or without peers, keeps all its state in its own snapshots.
         Raises SessionError: the world may shrink, so a rank may have no copy of its own state.
         """
-        if channel is None or self.full_world == 1 or not alone:
+        if channel is None or self.full_world == 1:
             return None
+        shrinks = rank_environment.number(names.ENV_SHRINKS) == 1
+        if not alone:
+            if shrinks or self.place.shard is not None or not given.may_have_epochs:
+                return None
+            things = {"variables": self.variables}
+            return OwnState(
+                things, channel=channel, slot=self.slot, ranks=self.full_world, of_steps=False
+            )
         what = ", ".join(alone)
-        if rank_environment.number(names.ENV_SHRINKS) == 1:
+        if shrinks:
             raise SessionError(
                 f"per_rank: the world may shrink (--nnodes MIN:MAX), and a node that joins has no "
                 f"copy of {what}; give a fixed --nnodes, or keep them in extra"
@@ -182,22 +199,29 @@ class TorchGenerations:
                 "rank with the same shard; give each rank a shard of its own, or keep them in extra"
             )
 
-    def complete(self, schedule: SnapshotSchedule, *, last: bool, leaves: bool) -> bool:
+    def complete(
+        self, schedule: SnapshotSchedule, *, last: bool, leaves: bool, alone: bool
+    ) -> bool:
         """Collect the states of single ranks for a due snapshot; False: it would lack them.
 
-        last, leaves: the script ends its loop; other ranks may still be in theirs.
+        last, leaves: the script ends its loop; other ranks may still be in theirs. alone: other
+        ranks may have passed this place.
         """
-        if self.own is None:
+        own = self.own
+        if own is None or not (own.of_steps or self._data.epochs.is_used):
             return True
         state = StateId(self._state.finished, self._state.generation)
-        if not self.own.has_parts(state) and schedule.is_due(
+        if not own.has_parts(state) and schedule.is_due(
             state.step, self.checkpoint_every, last=last
         ):
             if leaves:
-                self.own.exchange(state, reads=self.place.writes)
-            else:
-                self.own.gather(state)
-        return self.own.has_parts(state)
+                own.exchange(state, reads=self.place.writes)
+            elif not alone:
+                own.gather(state)
+        if last and not own.of_steps and not own.has_parts(state):
+            own.parts.rows = None  # the last snapshot must exist; only a later run has epochs
+            return True
+        return own.has_parts(state)
 
     def arrival(self) -> Arrival:
         """Return the values that torch adds to `Arrived`."""
@@ -210,8 +234,19 @@ class TorchGenerations:
             items=self.digests.items,
             digests=self._present,
             tensors=self._compared,
-            own=self.own.states() if self.own is not None else None,
+            own=self._own_copies(),
         )
+
+    def _own_copies(self) -> tuple[StateId, ...] | None:
+        """Return the states whose part of this rank is in the memory of its agent; None: no part.
+
+        A process that is in its loop has its variables.
+        """
+        if self.own is None or self.own.of_steps:
+            return self.own.states() if self.own is not None else None
+        if not self.variables.is_new or not rank_environment.is_replacement():
+            return None
+        return () if self._lacks_variables else self.own.states() or None
 
     def begin_step(self) -> None:
         """Record whether the script keeps its gradients' memory from step to step."""
@@ -310,16 +345,47 @@ class TorchGenerations:
                 plan,
                 state,
                 place=self.place,
-                named=self.kept,
+                named=self._loadable,
                 channel=self._channel,
                 fresh=self._given.model if self._ddp is not None else None,
             )
             self.groups.loaded(plan.source)
             if self.own is not None and plan.source is not StateSource.FRESH:
-                self.own.took(state, copied=plan.source is StateSource.PEER)
+                copied = plan.source is StateSource.PEER
+                if self.own.of_steps:
+                    self.own.took(state, copied=copied)
+                else:
+                    self._take_variables(self.own, state, copied=copied)
             if former is not None:
                 self._compare(former, form)
         self._state.hold(state)
+
+    def _take_variables(self, own: OwnState, state: StateId, *, copied: bool) -> None:
+        """Take the variables of the script's loops, in a new process.
+
+        Raises CheckpointError: the former process of this rank ended at another place than the
+        peers have reached, or with its node. Then all ranks return to a snapshot.
+        """
+        position, loaded = self._data.epochs, own.parts.loaded
+        own.parts.loaded = False
+        if not self.variables.is_new or not position.is_used:
+            return
+        self.variables.load_state_dict({})
+        if (loaded and own.parts.rows is not None) or (copied and state in own.states()):
+            own.parts.loaded = loaded
+            own.took(state, copied=copied)
+        if position.has_just_left(self.variables.place) and not self.variables.lasts:
+            self.variables.load_state_dict({})  # the new epoch sets them again
+            return
+        if position.leads_to(self.variables.place):
+            return
+        if not copied:
+            say(f"rank {self.slot}: the state has no variables of the script; they begin again")
+            return
+        self._lacks_variables = True
+        raise CheckpointError(
+            f"the former process of rank {self.slot} ended where nobody knows its variables"
+        )
 
     def _compare(self, former: GivenValues, form: FormGeneration) -> None:
         """Report in one line each how the script's values differ from those of the state."""

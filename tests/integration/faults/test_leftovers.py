@@ -15,10 +15,11 @@ from waiting import LIMIT_S, wait_until
 from rekindle.recovery.journal import journal
 from rekindle.recovery.policy.policy import Policy
 
-# Each rank starts a server in a session of its own, and has a semaphore with a name. Its next
-# process needs the same port. The script ends when a file exists.
+# Each rank starts a server in a session of its own, and has a semaphore with a name and a socket in
+# the temporary folder of multiprocessing. Its next process needs the same port. The script ends
+# when a file exists.
 SCRIPT = '''
-import json, multiprocessing, os, socket, subprocess, sys, time
+import json, multiprocessing.connection, os, socket, subprocess, sys, time
 from pathlib import Path
 
 import torch
@@ -40,7 +41,9 @@ helper = subprocess.Popen(command, start_new_session=True, stdout=subprocess.PIP
 number, child = helper.stdout.readline().split()  # nothing to read if the port is taken
 port.write_text(number)
 semaphore = multiprocessing.get_context("spawn").Semaphore()
+listener = multiprocessing.connection.Listener(family="AF_UNIX")
 facts = {"helper": helper.pid, "child": int(child), "semaphore": semaphore._semlock.name}
+facts["folder"] = str(Path(listener.address).parent)
 done = folder / f"facts-{rank}-{os.getpid()}.unfinished"
 done.write_text(json.dumps(facts))
 done.rename(done.with_suffix(".json"))
@@ -80,7 +83,7 @@ def facts_of(job: Job, pid: int) -> dict[str, Any]:
     return json.loads(file.read_text())
 
 
-def test_helpers_and_semaphores_of_a_killed_rank(job: Job) -> None:
+def test_helpers_and_shared_objects_of_a_killed_rank(job: Job) -> None:
     """They are gone when its replacement starts. Those of other ranks stay until the job ends."""
     job.wait_event(journal.FirstStep)
     old, other = job.pid(1), job.pid(0)
@@ -91,6 +94,8 @@ def test_helpers_and_semaphores_of_a_killed_rank(job: Job) -> None:
     assert not alive(before["helper"])
     assert not alive(before["child"])
     assert after["helper"] != before["helper"]
+    assert not Path(before["folder"]).exists()
+    assert Path(after["folder"]).is_dir()
     semaphore = Path("/dev/shm", "sem." + before["semaphore"].lstrip("/"))
     wait_until(lambda: not semaphore.exists(), "no semaphore of the killed rank")
     assert job.pid(0) == other

@@ -18,7 +18,7 @@ from rekindle.recovery.journal import journal
 
 _TRAINED = ("digest", "position", "rate", "updates")
 _LOOK_S = 0.1
-# Temporary folders that stay: torch's compiled code, and the folders of killed DataLoader workers
+# Temporary folders that stay: torch's compiled code, and those of ranks whose agent was killed
 # (docs/train/session.md, "Processes that a rank starts").
 KEPT = ("torchinductor_*", "pymp-*")
 

@@ -245,6 +245,22 @@ HABITS = (
         "`shuffle=True`, a `GradScaler`, a scheduler after each batch, in epochs",
         '`session.epochs`, `extra={"scaler": scaler}`',
     ),
+    Habit(
+        "running_loss",
+        "a sum of losses in a variable, printed at the end of an epoch; the best epoch",
+        "nothing with `session.epochs`: [variables](session.md#variables-of-a-loop-over-epochs)",
+        Outcome.REPEATS,
+        options=("--snapshot-every", "1"),
+        repeats=1,
+    ),
+    Habit(
+        "trainer_class",
+        "a class that trains, with meters, counters, arrays and lists, in epochs",
+        "nothing with `session.epochs`: [variables](session.md#variables-of-a-loop-over-epochs)",
+        Outcome.REPEATS,
+        options=("--snapshot-every", "1"),
+        repeats=1,
+    ),
     Habit("curriculum", "a loss that changes with the step's number", ""),
     Habit(
         "no_step_block",

@@ -21,7 +21,9 @@ UNITS = {
     "NODE": "node rank",
     "NODES": "nodes",
     "PORT": "TCP port",
+    "LINES": "lines",
     "RANK": "rank",
+    "RESTART": "number of the restart",
     "RANKS": "ranks",
     "RESTARTS": "restarts",
     "RUNS": "runs",
@@ -132,6 +134,25 @@ NOTES: dict[str, list[str]] = {
         "for each rank its node, process id, finished steps and status. For an ended job it has "
         "the outcome and its reason. A strategy that waits for approval is printed, too. "
         f"{_RUNNING} [States](states.md) lists all states.",
+    ],
+    "rekindle jobs": [
+        "The command asks the coordinator of each job that has not ended for its state. The state "
+        "is `died` if none answers within 2 s. `--json` prints a list with the fields `job_id`, "
+        "`state`, `finished` (steps; -1: not known), `began`, `ended` (seconds since the epoch; "
+        "0: not yet), `reason` and `directory`.",
+    ],
+    "rekindle logs": [
+        "The command reads the files of the job's ranks on this machine. With several ranks each "
+        "line begins with `[rank R]`. `--follow` also prints the output after a restart, and ends "
+        "with the job.",
+    ],
+    "rekindle report": [
+        "The report is that of the flow, as Markdown, without the picture. It is printed for each "
+        "job, also for one without a flow, and while the job runs.",
+    ],
+    "rekindle completion": [
+        "For bash add this line to `~/.bashrc`:",
+        '```text\neval "$(rekindle completion bash)"\n```',
     ],
     "rekindle incidents": [
         "Each row is one incident, and the lines below the table have the reasons of the "

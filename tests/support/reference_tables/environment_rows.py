@@ -87,11 +87,11 @@ _USER: dict[str, Row] = {
     ),
     "MA_FAILOVER_TERMINATION_GRACE_PERIOD_SECONDS": (
         "user (ModelArts)",
-        "agents, coordinator",
+        "flows with Kubernetes, from the job's `environment`",
         "seconds",
         "`-1`: 10 s",
-        "Time between SIGTERM and SIGKILL for ranks when a node or the whole job is rescheduled. A "
-        "whole number of 1 or more, or -1.",
+        "Wait for an old pod after its grace period; then it is removed by force. A whole number "
+        "of 1 or more, or -1.",
     ),
     "KUBECONFIG": (
         "user",

@@ -166,6 +166,13 @@ _OWN: dict[str, list[tuple[str, str]]] = {
         (_WRONG, "There is no such job."),
     ],
     "rekindle incidents": [(_WRONG, "There is no such job.")],
+    "rekindle jobs": [("0", "The list is printed, also if it is empty.")],
+    "rekindle logs": [
+        ("0", "The output is printed; with `--follow`, the job has ended."),
+        (_WRONG, "There is no such job, or this machine has no such output of it."),
+    ],
+    "rekindle report": [(_WRONG, "There is no such job.")],
+    "rekindle completion": [("0", "The code is printed.")],
     "rekindle approve": [(_FAILED, "The job does not run, or nothing waits for approval.")],
     "rekindle report-fault": [_ABSENT],
     "rekindle profile": [_ABSENT],

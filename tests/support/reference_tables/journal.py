@@ -68,6 +68,8 @@ EVENTS = {
     "ranks-differ": "Ranks hold different values of an object outside of the parameters and the "
     "optimizer's state. Recorded once for each object; training continues.",
     "ranks-started": "An agent started processes of ranks.",
+    "reset-skipped": "A rank has started without the reset of its device, because the agent could "
+    "not try it.",
     "restored": "Every rank of the generation has its state.",
     "health-event": "A monitor or a person reported a health event.",
     "slow-over": "A rank, node or link is no longer slow, without any action.",
@@ -179,7 +181,8 @@ PARTS = {
         "device": "Number of the device on its node; -1: none.",
         "code": "Fault code, as in the fault tables.",
         "user_caused": "Whether the script or its input caused it.",
-        "reset_helps": "Whether a reset of the device may help.",
+        "reset_helps": "Whether the device can heal: a reset may help, or a restart alone.",
+        "restart_heals": "Whether the end of the processes on the device is enough.",
         "reset_failed": "Whether a reset of the device has failed.",
         "counts": "Whether recovery uses up a budget of the policy.",
     },
@@ -196,6 +199,7 @@ PARTS = {
         "host": "Name of the host; empty: unknown.",
         "address": "Address of the pod; empty: unknown.",
         "run": "Restarts of the pod's container.",
+        "exit_code": "Exit status of the pod's container.",
     },
     NodeVerdict: {
         "node": "Node rank.",

@@ -48,7 +48,8 @@ class Record:
     def result(self, rank: int) -> dict[str, Any]:
         """Return the result that the rank wrote at the end of the script; empty: it has none."""
         path = self.folder / f"result-{rank}.json"
-        return json.loads(path.read_text()) if path.exists() else {}
+        text = path.read_text() if path.exists() else ""
+        return json.loads(text) if text else {}  # the rank makes the file before it writes it
 
     def lives(self, rank: int) -> list[int]:
         """Return the process ids of a rank, in the order of their starts."""

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -27,6 +32,55 @@ def test_the_function_of_a_command_exists(named: str) -> None:
     """The function of each command exists; no type checker reads these names."""
     module, _, function = named.partition(":")
     assert callable(getattr(importlib.import_module(module), function))
+
+
+def parsers(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+    """Yield a parser and those of all commands below it."""
+    yield parser
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for below in action.choices.values():
+                yield from parsers(below)
+
+
+def test_help_fits_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No line of any --help is longer than a terminal of 80 columns."""
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = [
+        line for each in parsers(cli.command_parser()) for line in each.format_help().split("\n")
+    ]
+    assert [line for line in lines if len(line) > 80] == []
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("rekindle incid", "incidents"),
+        ("rekindle logs ni", "nightly"),
+        ("rekindle logs --fo", "--follow"),
+    ],
+)
+def test_a_shell_completes_commands_and_jobs(tmp_path: Path, line: str, found: str) -> None:
+    """argcomplete's protocol: the shell passes the line, and reads the words at descriptor 8."""
+    (tmp_path / "jobs" / "nightly").mkdir(parents=True)
+    asked = {"COMP_LINE": line, "COMP_POINT": str(len(line)), "_ARGCOMPLETE": "1"}
+    command = [sys.executable, "-m", "rekindle.cli.main"]
+    shell = ["bash", "-c", 'exec 8>"$0"; exec "$@"', str(tmp_path / "words"), *command]
+    environment = os.environ | asked | {names.ENV_HOME: str(tmp_path), "_ARGCOMPLETE_IFS": "\n"}
+    subprocess.run(shell, env=environment, check=True)
+    assert (tmp_path / "words").read_text().split() == [found]
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_the_code_for_a_shell_names_the_command(
+    shell: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The code goes to standard output."""
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["completion", shell])
+    assert not ended.value.code
+    assert "rekindle" in capsys.readouterr().out
 
 
 def test_no_fault_for_a_job_that_is_over(

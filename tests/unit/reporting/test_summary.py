@@ -39,7 +39,7 @@ from rekindle.recovery.journal.journal import (
 )
 from rekindle.recovery.policy.policy import Strategy
 from rekindle.reporting import timeline
-from rekindle.reporting.event_text import incident_row, level, sentence
+from rekindle.reporting.event_text import incident_row, level, resumed_text, resumes, sentence
 from rekindle.reporting.step_records import StepRecord, effective, read_records, sample_records
 from rekindle.reporting.summary import markdown_report, summarize
 from rekindle.reporting.timeline import parts_of
@@ -198,8 +198,6 @@ def test_a_job_without_its_end_is_unfinished() -> None:
 
 def test_a_new_attempt_says_where_it_resumes() -> None:
     """The description of a new attempt has the step, the source, and the path of the checkpoint."""
-    from rekindle.tasks.restore import describe, resumes  # it imports Prefect
-
     again = events(
         (1.0, started()),
         (2.0, Checkpointed(step=20, path="saved/step-20", bytes=1, seconds=0.1)),
@@ -209,7 +207,7 @@ def test_a_new_attempt_says_where_it_resumes() -> None:
     )
     assert resumes(attempts.newest(again))
     source = "2 ranks read their state from a checkpoint"
-    assert describe(again) == f"Attempt 2 resumes after step 20: {source} (saved/step-20)"
+    assert resumed_text(again) == f"Attempt 2 resumes after step 20: {source} (saved/step-20)"
     assert not resumes(attempts.newest(RUN))
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
@@ -32,6 +32,25 @@ class Stage(str, enum.Enum):
     CLOSING = "closing"  # after the last batch
 
 
+class Place(NamedTuple):
+    """A place in the loop at which the script calls the Session.
+
+    epoch, batch: the present ones. stage: a value of Stage.
+    """
+
+    epoch: int
+    batch: int
+    stage: str
+
+    def is_at(self, other: Place) -> bool:
+        """Return whether variables that belong to the other place have the same values here.
+
+        The script runs no code between its last request for a batch and the end of the batches.
+        """
+        ended = self.stage == Stage.CLOSING and other == self._replace(stage=Stage.BATCHES.value)
+        return other == self or ended
+
+
 class EpochPosition:
     """The place in the loop over epochs. It is a part of the state.
 
@@ -51,7 +70,8 @@ class EpochPosition:
     - `alike`: the names of the generators that are equal on all ranks. None: not known yet.
     - `outer`: the states of the generators outside of blocks, and the counters of samplers.
     - `of`: world size and batch size; the order depends on them.
-    - `carried`: the names of variables of the script that change from block to block.
+    - `varies`: variables of the script change from block to block, on some rank.
+    - `variables`: their values, if each rank keeps all of its state in its own snapshots.
     """
 
     optional = True  # older states lack it
@@ -71,13 +91,33 @@ class EpochPosition:
         self.alike: list[str] | None = None
         self.outer: dict[str, Any] = {}
         self.of: dict[str, Any] = {}
-        self.carried: list[str] = []
+        self.varies = False
+        self.variables: dict[str, Any] = {}
 
     @property
     def key(self) -> tuple[int, int, int, int]:
         """The place as numbers; a later place is greater."""
         stage = list(Stage).index(Stage(self.stage))
         return self.epoch, self.batch, stage, len(self.results[self.stage])
+
+    def leads_to(self, place: Place | None) -> bool:
+        """Return whether a new process that begins here comes to a place at which variables were.
+
+        place: None: they were at none.
+        """
+        if place is None:
+            return not self.varies
+        opening, first = (
+            Place(self.epoch, 0, each.value) for each in (Stage.OPENING, Stage.BATCHES)
+        )
+        here = Place(self.epoch, self.batch, self.stage)
+        if here in (opening, first):
+            return place in (opening, first)
+        return here.is_at(place)
+
+    def has_just_left(self, place: Place | None) -> bool:
+        """Return whether this is the begin of an epoch, and the place the end of the one before."""
+        return self.batch == 0 and place == Place(self.epoch - 1, self.before, Stage.CLOSING.value)
 
     def begin_epoch(self) -> None:
         """Move to the next epoch."""
@@ -215,6 +255,7 @@ class Order:
             dist.all_gather_object(found, (self._place.slot, start))
             starts = dict(found)
         position.alike, position.starts, position.is_exchanged = alike, starts, True
+        position.varies = any(varies for [varies] in gathered((int(position.varies),)))
 
     def wait_for_all(self, outer: tuple[Any, ...]) -> None:
         """Wait until all ranks have finished a run. outer: the generators before it.

@@ -7,7 +7,6 @@ after the first steps of a job; an object that does not change, such as a teache
 
 from __future__ import annotations
 
-import functools
 import random
 import sys
 import types
@@ -26,6 +25,7 @@ from torch.utils.data import DataLoader
 
 import rekindle
 from rekindle.errors import SessionError
+from rekindle.rank import sources
 from rekindle.rank.error_origin import is_of_library
 from rekindle.training.torch import private
 from rekindle.training.torch.state.skeleton import Writer
@@ -37,7 +37,6 @@ _SAMPLE = 4_096  # elements of each tensor that are compared, at most twice as m
 _ATOMS = (type(None), bool, int, float, complex, str, bytes, range, type, types.ModuleType)
 _GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 _OURS = str(Path(rekindle.__file__).parent)  # the fork server runs as the main module
-_is_of_library = functools.cache(is_of_library)  # each look asks about all modules
 _OF_LIBRARY = ("torch", "numpy", "rekindle", "torchdata")
 
 
@@ -136,15 +135,13 @@ def _variables() -> Iterator[tuple[str, Any]]:
     spaces: list[tuple[str, dict[str, Any]]] = []
     while frame is not None:
         name, file = str(frame.f_globals.get("__name__")), frame.f_code.co_filename
-        if not _is_of_library(name, file) and not file.startswith(_OURS):
+        if not is_of_library(name, file) and not file.startswith(_OURS):
             spaces.append(("", dict(frame.f_locals)))
         frame = frame.f_back
-    for name, module in list(sys.modules.items()):
-        if issubclass(type(module), types.ModuleType):
-            space = types.ModuleType.__getattribute__(module, "__dict__")
-            file = space.get("__file__", "")
-            if isinstance(file, str) and file and not _is_of_library(name, file):
-                spaces.append(("" if name == "__main__" else f"{name}.", space))
+    main = "__main__"  # also if the Session is in a thread, whose frames do not lead to it
+    spaces.append(("", vars(sys.modules[main])))
+    modules = sources.own_modules()
+    spaces += [(f"{name}.", space) for name, _, space in modules if name != main]
     for prefix, space in spaces:
         for name, value in list(space.items()):
             if not name.startswith("__"):

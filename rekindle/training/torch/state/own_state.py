@@ -70,11 +70,22 @@ class Parts:
 
 
 class OwnState:
-    """The part of the state that one rank shares with no other: `things`, by name."""
+    """The part of the state that one rank shares with no other: `things`, by name.
+
+    of_steps: the things change in steps, so each step ends with a copy. Otherwise the owner calls
+    write().
+    """
 
     def __init__(
-        self, things: Mapping[str, Stateful], *, channel: Channel, slot: int, ranks: int
+        self,
+        things: Mapping[str, Stateful],
+        *,
+        channel: Channel,
+        slot: int,
+        ranks: int,
+        of_steps: bool = True,
     ) -> None:
+        self.of_steps = of_steps
         self.parts = Parts()
         self._things = dict(things)
         self._copies = _Copies(channel, slot)
@@ -90,8 +101,8 @@ class OwnState:
     def begin(self, state: StateId, *, fresh: bool) -> None:
         """Begin a generation with this state. fresh: the script has just built it."""
         self._sharing, self._gathered = Sharing(), None
-        if fresh or state not in self.states():
-            self.step_done(state)
+        if self.of_steps and (fresh or state not in self.states()):
+            self.write(state)
 
     def took(self, state: StateId, *, copied: bool) -> None:
         """Complete a state that the rank has loaded.
@@ -120,7 +131,12 @@ class OwnState:
             )
 
     def step_done(self, state: StateId) -> None:
-        """Keep a copy of the part of a finished step."""
+        """Keep a copy after a finished step, if the things change in steps."""
+        if self.of_steps:
+            self.write(state)
+
+    def write(self, state: StateId) -> None:
+        """Keep a copy of the part of this state."""
         part = self._encode()
         if len(part) > NOTICE_BYTES and not self._large:
             self._large = True

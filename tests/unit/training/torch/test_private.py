@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import re
 from collections.abc import Iterator, Set
 
@@ -69,6 +70,14 @@ def test_buffers_that_are_not_saved_are_among_a_modules_buffers() -> None:
     norm.register_buffer("scratch", torch.zeros(1), persistent=False)
     assert {"running_mean", "scratch"} <= private.buffers_of(norm).keys()
     assert isinstance(norm, private.NormBase)
+
+
+def test_the_fork_server_empties_the_caches_of_dynamo() -> None:
+    """A rank then has nothing to free when it forms its first group."""
+    rules = importlib.import_module("torch._dynamo").trace_rules
+    rules.get_torch_obj_rule_map()
+    private.before_fork()
+    assert rules.get_torch_obj_rule_map.cache_info().currsize == 0
 
 
 def own_names(tree: ast.Module) -> set[str]:

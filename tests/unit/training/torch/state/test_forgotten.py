@@ -16,6 +16,7 @@ from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader, TensorDataset
 
 from rekindle.errors import SessionError
+from rekindle.rank import sources
 from rekindle.training.torch.state import forgotten
 from rekindle.training.torch.state.forgotten import Forgotten
 
@@ -54,7 +55,8 @@ class Trainer:
 @pytest.fixture(autouse=True)
 def _only_this_module(monkeypatch: pytest.MonkeyPatch) -> None:
     """Search only this module: a process of many tests has more objects than the search visits."""
-    monkeypatch.setattr(forgotten, "_is_of_library", lambda name, file: file != __file__)
+    for module in (forgotten, sources):
+        monkeypatch.setattr(module, "is_of_library", lambda name, file: file != __file__)
 
 
 def make() -> tuple[nn.Module, torch.optim.Optimizer]:
