@@ -8,6 +8,7 @@
     │   ├── UnansweredError
     │   │   └── SilentError
     │   ├── LeaseHeldError
+    │   ├── DevicesHeldError
     │   ├── JobFailedError
     │   ├── RecordLostError
     │   ├── HopelessError
@@ -32,6 +33,8 @@
     │   └── NoDcmiError
     ├── UnexpectedError
     ├── UnknownLoopError          cli.adapt.training
+    ├── SupersededError           tasks.run_watch
+    ├── OverruledError            tasks.run_watch
     └── UnusableError             rank.member
 
 Other exception classes derive from a library's exception, for code that catches both: a
@@ -90,6 +93,10 @@ class SilentError(UnansweredError):
 
 class LeaseHeldError(JobError):
     """Another process steers this job; only one process may steer a job."""
+
+
+class DevicesHeldError(JobError):
+    """Another job holds a device of this machine that the job needs."""
 
 
 class JobFailedError(JobError):

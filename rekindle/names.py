@@ -65,6 +65,7 @@ ENDPOINT_FILE = "coordinator.json"
 BUG_FILE = "-bug-"  # in the name of a report of a bug: PROCESS-bug-N.json
 LAUNCH_LOCK_FILE = "launch.lock"
 CALLERS_FILE = "callers"  # the flow runs that launched the job, and the calls that got its result
+DEVICES_FILE = "devices"  # names of the devices that the job holds, one a line
 NOTICES_FILE = "prefect-notices"  # the number of the last event that Prefect has
 LOGS_DIRECTORY = "logs"
 ERROR_FILE = "error.json"  # the error of a rank, next to its output, in torchrun's form
@@ -84,6 +85,7 @@ BROUGHT_DIRECTORY = "brought"  # a checkpoint that the retrain flow copied from 
 # Files of the home directory, which all jobs share.
 HOSTS_FILE = "hosts.jsonl"  # events on hosts
 HOSTS_DIRECTORY = "hosts"  # files of the simulated hosts
+DEVICES_DIRECTORY = "devices"  # files of the devices that jobs hold
 CONDITION_SUFFIX = ".condition"  # file next to a simulated host's file: its faults
 
 # In the coordinator's container of a job in pods.

@@ -21,6 +21,7 @@ from rekindle import names
 from rekindle.blocks.forms import mistakes, setting
 from rekindle.blocks.job_fields import (
     CheckpointDirectory,
+    DeviceName,
     KubernetesPods,
     MinNodes,
     NodeCheck,
@@ -109,6 +110,14 @@ class TrainingJob(BaseModel):
             "With `kubernetes`: an absolute path in the image; required."
         ),
     )
+    devices: list[DeviceName] | None = Field(
+        default=None,
+        title="Devices",
+        description="Devices of the flow's machine that the job holds alone while it runs. Another "
+        "job that names one of them waits. Empty: every accelerator that the ranks can see, and "
+        "nothing on a machine without. An empty list: none. With `kubernetes` the cluster's "
+        "scheduler gives the devices.",
+    )
     checkpoint: CheckpointDirectory = Field(
         default=CheckpointDirectory(),
         description="Where the job writes checkpoints, and how often.",
@@ -122,6 +131,12 @@ class TrainingJob(BaseModel):
     allow_injection: bool = Field(
         default=False,
         description="Whether `rekindle inject` may inject faults into the job.",
+    )
+    only_newest: bool = Field(
+        default=False,
+        description="Whether a run is skipped if a newer run of its deployment is due when it "
+        "begins, for example after the worker was down. A run that has launched its job, and one "
+        "that a person retries, is not skipped.",
     )
     saved_cluster: str = Field(
         default="",
@@ -200,6 +215,12 @@ class TrainingJob(BaseModel):
         if bool(self.script) == bool(self.module):
             given = "both are given" if self.script else "neither is given"
             raise ValueError(f"give a script or a module; {given}")
+        return self
+
+    @model_validator(mode="after")
+    def _devices_are_of_this_machine(self) -> TrainingJob:
+        if self.devices is not None and self.kubernetes is not None:
+            raise ValueError("leave devices out: in a cluster the scheduler gives them to the pods")
         return self
 
     def filled_in(self) -> TrainingJob:

@@ -37,6 +37,8 @@ Spares = Annotated[
     ),
 ]
 
+DeviceName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
+
 Keep = Annotated[Retention, Form("Keep")]
 
 

@@ -25,6 +25,7 @@ import msgspec
 from rekindle import names
 from rekindle.console import say
 from rekindle.engines.client import ANSWER_S, JobClient
+from rekindle.engines.devices import JobDevices
 from rekindle.engines.hosts import HostLog, SimulatedHosts
 from rekindle.errors import JobError, PortTakenError, UsageError
 from rekindle.job.journal_reader import events_in
@@ -83,6 +84,7 @@ class LocalEngine:
         alone = nodes is not None or spec.keeps_off is KeepsOff.ONE_HOST
         self._machine = socket.gethostname() if hosts is None and alone else ""
         self._log_of_hosts = HostLog(home())
+        self._devices = JobDevices(home(), spec.job_id, directory.devices())
         self._foreground = foreground
         self._listener: socket.socket | None = None  # of the coordinator that starts next
         self._endpoint: Endpoint | None = None
@@ -97,14 +99,16 @@ class LocalEngine:
         The coordinator of an earlier attempt ends first: by itself if it answers, otherwise the
         engine ends it. Raises UsageError: the coordinator's port is taken, there are too few hosts,
         or the user's own table of faults has a bad entry. Raises JobError: the job still runs.
+        Raises DevicesHeldError: another job holds a device.
         """
         spec = self.directory.spec()
-        if self._listener is None:
-            self.prepare()
-        self._endpoint = self._start_coordinator(self._listen, attempt)
-        self._on_the_way.clear()  # agents of an earlier attempt end
-        for node in (*range(spec.nodes), *(names.SPARE,) * spec.spares):
-            self.replace(node)
+        with self._devices.held():
+            if self._listener is None:
+                self.prepare()
+            self._endpoint = self._start_coordinator(self._listen, attempt)
+            self._on_the_way.clear()  # agents of an earlier attempt end
+            for node in (*range(spec.nodes), *(names.SPARE,) * spec.spares):
+                self.replace(node)
         return self._endpoint
 
     def prepare(self) -> None:
@@ -231,7 +235,7 @@ class LocalEngine:
 
         An agent that this engine started for the node may be on its way. Then it starts no other,
         unless that agent is stopped (SIGSTOP).
-        Raises JobError: the job has no coordinator, or no host is free.
+        Raises JobError: the job has no coordinator, no host is free, or another job holds a device.
         """
         before = self._on_the_way.get(node)
         if before is not None and _is_stopped(before.pid):
@@ -255,12 +259,12 @@ class LocalEngine:
             *("--address", self._address),
         ]
         with contextlib.ExitStack() as kept:
-            fds = []
+            fds = [*kept.enter_context(self._devices.held())]
             if self._hosts is not None:
                 host, handle = self._hosts.take(self._log_of_hosts.hosts())
                 kept.callback(os.close, handle)
                 arguments += ["--simulated-host", str(host)]
-                fds = [handle]
+                fds.append(handle)
             log = "agent-spare" if spare else f"agent-{node}"
             self.agents.append(self._start(log, arguments, fds))
         if not spare:

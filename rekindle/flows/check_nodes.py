@@ -14,6 +14,7 @@ from rekindle.tasks.acceptance import accepted, refused
 from rekindle.tasks.hooks.cancellation import OF_FLOW_PROCESS, stop_job
 from rekindle.tasks.hooks.rerun import recovery_hooks
 from rekindle.tasks.report import report_nodes
+from rekindle.tasks.run_watch import obeying
 
 NAME = "check-nodes"
 
@@ -24,6 +25,7 @@ NAME = "check-nodes"
     on_cancellation=[stop_job],
     **recovery_hooks(OF_FLOW_PROCESS),
 )
+@obeying
 def check_nodes(
     nodes: Nodes,
     processes_per_node: ProcessesPerNode = 1,

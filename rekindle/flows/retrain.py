@@ -19,6 +19,7 @@ from rekindle.tasks.hooks.cancellation import OF_FLOW_PROCESS, stop_job
 from rekindle.tasks.hooks.rerun import recovery_hooks
 from rekindle.tasks.report import JobResult, refuse_lost
 from rekindle.tasks.retraining import Retraining
+from rekindle.tasks.run_watch import obeying, refuse_superseded
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,7 @@ class RetrainResult:
     on_cancellation=[stop_job],
     **recovery_hooks(OF_FLOW_PROCESS),
 )
+@obeying
 def retrain(job: TrainingJob, around: Retraining = Retraining()) -> RetrainResult:  # noqa: B008
     """Prepare data, train, evaluate, publish the checkpoint, and start the downstream deployments.
 
@@ -56,6 +58,7 @@ def retrain(job: TrainingJob, around: Retraining = Retraining()) -> RetrainResul
     except UsageError as error:
         end: RetrainResult = refused(error)
         return end
+    refuse_superseded(job, job_id)
     refuse_lost(job_id, job)
     folder = Path(job.working_directory).expanduser().absolute()
     retraining.prepare(around, job_id, folder)

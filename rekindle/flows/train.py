@@ -10,12 +10,21 @@ from rekindle.blocks.job import TrainingJob
 from rekindle.errors import JobFailedError, LeaseHeldError, RecordLostError, UsageError
 from rekindle.recovery.journal.journal import RESCHEDULED, SUCCEEDED
 from rekindle.reporting.run_state import WITHOUT_CHECKPOINT
+from rekindle.tasks import job_access as jobs
 from rekindle.tasks.acceptance import accepted, named, refused
 from rekindle.tasks.hooks.cancellation import OF_FLOW_PROCESS, stop_job
 from rekindle.tasks.hooks.rerun import recovery_hooks
 from rekindle.tasks.identity import note_result
 from rekindle.tasks.launch import How, launch, release
-from rekindle.tasks.report import JobResult, lost_result, record_result, report, unsaved
+from rekindle.tasks.report import (
+    JobResult,
+    lost_result,
+    record_result,
+    report,
+    report_later,
+    unsaved,
+)
+from rekindle.tasks.run_watch import OverruledError, RunWatch, obeying, refuse_superseded
 from rekindle.tasks.supervise import is_this_run, supervise
 
 
@@ -28,6 +37,7 @@ from rekindle.tasks.supervise import is_this_run, supervise
     on_cancellation=[stop_job],
     **recovery_hooks(OF_FLOW_PROCESS),
 )
+@obeying
 def train(job: TrainingJob) -> JobResult:
     """Train on all ranks of the job, recover from faults, and report.
 
@@ -41,6 +51,7 @@ def train(job: TrainingJob) -> JobResult:
     except UsageError as error:
         end: JobResult = refused(error)
         return end
+    refuse_superseded(job, job_id)
     try:
         end = train_to_the_end(job, job_id)
     except RecordLostError as error:
@@ -57,23 +68,17 @@ def train_to_the_end(job: TrainingJob, job_id: str) -> JobResult:
     Raises Abort if another process of the same flow run steers the job. That process then owns the
     run and its state. Raises LeaseHeldError if another flow run steers it: this run ends, and the
     message of its state names the other one. Raises RecordLostError if the job has succeeded and
-    its record is not on this machine.
+    its record is not on this machine. Raises OverruledError if the state of the flow run ends the
+    job.
     """
-    while True:
-        launched = launch(job, job_id)
-        if launched.how is How.FINISHED:
-            break
-        try:
-            end = supervise(job_id, adopted=launched.how is How.ADOPTED)
-        except LeaseHeldError as error:
-            if not is_this_run(error):
-                raise LeaseHeldError(
-                    f"{error}. This run of job {job_id} has changed nothing; retry it after that"
-                ) from error
-            get_run_logger().error("%s. This process does not change the flow run", error)
-            raise Abort(str(error)) from error
-        if end.outcome != RESCHEDULED:
-            break
+    try:
+        with RunWatch(jobs.this_flow_run(job_id), get_run_logger()) as watch:
+            _train(job, job_id, watch)
+    except OverruledError:
+        report_later(job_id, jobs.this_flow_run(job_id).id)
+        if job.kubernetes is not None:
+            jobs.release(job_id, get_run_logger())
+        raise
     result = report(job_id)
     lacks = unsaved(job_id)
     if lacks and not job.filled_in().checkpoint.required:
@@ -88,3 +93,23 @@ def train_to_the_end(job: TrainingJob, job_id: str) -> JobResult:
     if lacks:
         raise JobFailedError(f"{lacks}. Correct the store and retry this run, which then writes it")
     return result
+
+
+def _train(job: TrainingJob, job_id: str, watch: RunWatch) -> None:
+    """Launch or adopt the job, and follow it to its end."""
+    while True:
+        watch.check()
+        launched = launch(job, job_id, watch.wait)
+        if launched.how is How.FINISHED:
+            return
+        try:
+            end = supervise(job_id, adopted=launched.how is How.ADOPTED)
+        except LeaseHeldError as error:
+            if not is_this_run(error):
+                raise LeaseHeldError(
+                    f"{error}. This run of job {job_id} has changed nothing; retry it after that"
+                ) from error
+            get_run_logger().error("%s. This process does not change the flow run", error)
+            raise Abort(str(error)) from error
+        if end.outcome != RESCHEDULED:
+            return

@@ -306,6 +306,11 @@ class JobDirectory:
                 f"{self.path / names.SPEC_FILE} does not describe a job: {error}"
             ) from error
 
+    def devices(self) -> list[str]:
+        """Read the names of the devices that the job must hold; none if there is no file."""
+        file = self.path / names.DEVICES_FILE
+        return file.read_text().splitlines() if file.exists() else []
+
     def secret(self) -> str:
         """Read the job's secret. Raises UsageError: it does not exist, or is empty."""
         try:

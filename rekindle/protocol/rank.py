@@ -172,6 +172,20 @@ class StepDone(Message, frozen=True, kw_only=True):
     finished: int
 
 
+class StepLeftOut(Message, frozen=True, kw_only=True):
+    """All ranks skip this step, because its update would damage the model. One rank reports it."""
+
+    rank: int
+    generation: int
+    step: int
+    reason: str
+
+    @property
+    def lasting(self) -> bool:
+        """Whether the message is true for any coordinator: it is."""
+        return True
+
+
 class BufferRequest(Message, frozen=True, kw_only=True):
     """The rank asks its agent for buffers of this size. The answer is BufferGrant.
 
@@ -361,7 +375,16 @@ class Inject(Message, frozen=True, kw_only=True):
     seconds: float = 1.0
 
 
-FromRank = Arrived | StepFailed | Paused | StateReady | StepDone | BufferRequest | SnapshotTaken
+FromRank = (
+    Arrived
+    | StepFailed
+    | Paused
+    | StateReady
+    | StepDone
+    | StepLeftOut
+    | BufferRequest
+    | SnapshotTaken
+)
 ToRank = (
     GenerationEnded | PauseRequest | FormGeneration | Settings | BufferGrant | EndSession | Inject
 )

@@ -9,11 +9,11 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from rekindle.recovery.faults.fault import FaultKind
+from rekindle.recovery.journal.attempts import ApprovalFold
 from rekindle.recovery.journal.journal import (
     RESCHEDULED,
     Answered,
     AnyEvent,
-    ApprovalFold,
     Ended,
     FirstStep,
     Formed,
@@ -33,6 +33,7 @@ RESTARTING = "Restarting"  # all ranks restart on their nodes
 HUNG = "Hung"  # a hang, and its recovery without a reschedule
 RESCHEDULING = "Rescheduling"  # the job, or a node's part of it, moves to new nodes
 SHRUNK = "Shrunk"  # training continues without some nodes
+AWAITING_DEVICES = "AwaitingDevices"  # another job has a device that the job needs
 AWAITING_APPROVAL = "AwaitingApproval"  # the job waits for a person's answer
 STOPPING = "Stopping"  # the ranks end, and the agents write the final checkpoint
 

@@ -218,6 +218,8 @@ FORM: dict[str, tuple[str, ...]] = {
     "saved_store": ("checkpoint_store", "checkpoint_every", "keep", "environment"),
     "saved_policy": ("policy",),
     "fault_tables": ("fault_tables",),
+    "devices": (),
+    "only_newest": (),
     "policy": ("policy",),
     "node_check": ("network_check", "exclude_straggler", "node_check"),
     "kubernetes": tuple(name for name in TABLE if name.startswith("kubernetes.")),

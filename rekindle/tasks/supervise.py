@@ -25,7 +25,7 @@ from rekindle.engines.base import MOST_REVIVALS
 from rekindle.engines.follower import JobFollower
 from rekindle.errors import JobError, LeaseHeldError
 from rekindle.recovery.faults.fault import Fault
-from rekindle.recovery.journal import attempts, journal
+from rekindle.recovery.journal import attempts
 from rekindle.recovery.journal.journal import (
     Answered,
     AnyEvent,
@@ -45,6 +45,7 @@ from rekindle.recovery.journal.journal import (
     Progress,
     RanksStarted,
     Restored,
+    StepSkipped,
 )
 from rekindle.reporting.event_text import (
     incident_row,
@@ -242,7 +243,7 @@ class Supervisor:
 
     def _ask(self) -> ApprovalQuestion:
         """Open the question and wait for a person's answer. The notifier attaches the form."""
-        waiting = journal.waits_for_approval(self.history)
+        waiting = attempts.waits_for_approval(self.history)
         assert waiting is not None
         run = UUID(runtime.flow_run.id)
         question = ApprovalQuestion(waiting, job_id=self._job_id, flow_run_id=run, log=self._log)
@@ -271,7 +272,7 @@ def incident_steps(event: AnyEvent, incident: Incident) -> tuple[str, ...]:
     match event:
         case FaultSeen():
             return ("detected",) if not event.explained and len(incident.faults) == 1 else ()
-        case CheckpointFailed() | NodeChecked(fault=Fault()):
+        case CheckpointFailed() | StepSkipped() | NodeChecked(fault=Fault()):
             return ("detected", "closed")
         case Decided(approval=asked, outweighed=False):
             return ("decided", "awaiting-approval") if asked else ("decided",)

@@ -366,7 +366,7 @@ def _newest(own: Iterable[journal.Event]) -> int:
 
 def _awaiting(own: Sequence[journal.Event]) -> tuple[Fault, Decision] | None:
     """Return the decision that waits for a user's approval, with its fault, or None."""
-    asked, past = journal.waits_for_approval(own), _past(own)
+    asked, past = attempts.waits_for_approval(own), _past(own)
     if asked is None or not past:
         return None
     decision = Decision(

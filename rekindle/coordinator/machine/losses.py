@@ -292,6 +292,14 @@ class Losses:
             text = f"{text}; the state after step {message.valid_steps} may be wrong on all ranks"
         self._recovery.report(self._job.fault(message.kind, rank, text, now))
 
+    def on_step_skipped(self, node: int, message: p.StepLeftOut, now: float) -> None:
+        """Record a step that all ranks skip. It is an incident that disturbs nothing."""
+        text = f"all ranks skip step {message.step}: {message.reason}"
+        kind = FaultKind.SKIPPED_STEP
+        fault = Fault(kind=kind, message=text, finished=message.step, at=now)
+        number = self._job.incidents.aside()
+        self._job.record(journal.StepSkipped(incident=number, fault=fault))
+
     def on_leave_late(self, now: float) -> None:
         """Replace the ranks that did not leave their step in time."""
         did = f"leave its step within {self._spec.policy.leave_timeout_s:g} s"

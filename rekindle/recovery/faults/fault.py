@@ -26,6 +26,7 @@ class FaultKind(str, enum.Enum):
     LAUNCH = "launch"  # the ranks could not start
     SOURCE = "source-changed"  # ranks run different texts of the script or of its modules
     REPLICAS = "replicas"  # ranks that share their state hold different ones
+    SKIPPED_STEP = "skipped-step"  # its update would have damaged the model
     HOST_OOM = "host-out-of-memory"  # the host, or the container, ran out of memory
     DEVICE_OOM = "device-out-of-memory"  # a device ran out of memory; the device works
     NODE = "node"  # a node is unhealthy, and its agent still runs
@@ -154,6 +155,7 @@ _CAUSES = (
     FaultKind.COORDINATOR,
     FaultKind.LINK,
     FaultKind.STORAGE,
+    FaultKind.SKIPPED_STEP,
     FaultKind.STRAGGLER,
     FaultKind.PLANNED,
     FaultKind.UNKNOWN,

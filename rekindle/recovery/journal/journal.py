@@ -123,6 +123,16 @@ class RanksDiffer(Event, frozen=True, kw_only=True, tag="ranks-differ"):
     ranks: tuple[int, ...]
 
 
+class StepSkipped(Event, frozen=True, kw_only=True, tag="step-skipped"):
+    """Record a step that all ranks skipped, because its update would have damaged the model.
+
+    It is an incident of its own; training continues.
+    """
+
+    incident: int
+    fault: Fault
+
+
 class Decided(Event, frozen=True, kw_only=True, tag="decided"):
     """Record the decision about a fault.
 
@@ -231,6 +241,7 @@ AnyEvent = (
     | FaultSeen
     | Suspected
     | RanksDiffer
+    | StepSkipped
     | Decided
     | Answered
     | HealthEventSeen
@@ -391,7 +402,11 @@ def _apply(incident: Incident, event: Event) -> None:
         case MoveEnded():
             incident.reason = f"{incident.reason}; {event.reason}"
             incident.detected = incident.first_step = event.at
-        case CheckpointFailed(fault=fault) | NodeChecked(fault=Fault() as fault):
+        case (
+            CheckpointFailed(fault=fault)
+            | StepSkipped(fault=fault)
+            | NodeChecked(fault=Fault() as fault)
+        ):
             node = isinstance(event, NodeChecked)
             what = "the job requests another node" if node else "training continues"
             incident.faults.append(fault)
@@ -399,28 +414,6 @@ def _apply(incident: Incident, event: Event) -> None:
             incident.detected = incident.first_step = event.at
             incident.resumed_at = fault.finished
             incident.steps_lost = 0
-
-
-class ApprovalFold:
-    """Fold the decision that waits for a person's approval. open: this decision, or None."""
-
-    def __init__(self) -> None:
-        self.open: Decided | None = None
-
-    def add(self, event: Event) -> None:
-        """Add the next event."""
-        if isinstance(event, Decided):
-            self.open = event if event.approval else None
-        elif isinstance(event, Answered | Stopping | Ended):
-            self.open = None
-
-
-def waits_for_approval(events: Iterable[Event]) -> Decided | None:
-    """Return the decision that still waits for a person's approval, or None."""
-    fold = ApprovalFold()
-    for event in events:
-        fold.add(event)
-    return fold.open
 
 
 _DECODER: msgspec.json.Decoder[AnyEvent] = msgspec.json.Decoder(AnyEvent)

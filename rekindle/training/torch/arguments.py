@@ -18,6 +18,7 @@ from rekindle.rank.member import Recovery
 from rekindle.training.sampler import StepSampler
 from rekindle.training.torch.groups.ddp import DistributedDataParallel, check_options
 from rekindle.training.torch.groups.script_groups import in_placeholder, is_zero, local_optimizer
+from rekindle.training.torch.guard import Guard
 from rekindle.training.torch.private import uncompiled
 from rekindle.training.torch.state.capture import PARTS
 from rekindle.training.torch.state.plain_objects import is_stateful, stateful
@@ -45,6 +46,7 @@ class Arguments:
     ignore: Sequence[Any] = ()
     per_rank: Mapping[str, Any] = field(default_factory=dict)
     wrapper: DistributedDataParallel | None = None
+    guard: Guard | None = None
 
     def check(self) -> None:
         """Check model and optimizer. Raises SessionError, with the correct use in its text."""
@@ -116,6 +118,11 @@ class Arguments:
                     f"session.epochs(): leave {name} out of Session(...); give the loader to "
                     "session.batches(loader), or use session.steps(total)"
                 )
+        if self.guard is not None:
+            raise SessionError(
+                "session.epochs(): leave guard out of Session(...), because this loop skips no "
+                "batch; or use session.steps(total)"
+            )
         if self.per_rank:
             raise SessionError(
                 "session.epochs(): leave per_rank out of Session(...), because this loop does not "
@@ -162,6 +169,7 @@ class Arguments:
             "model": uncompiled(self.model),
             "optimizer": local_optimizer(self.optimizer),
             "scheduler": self.scheduler,
+            "guard": self.guard,
             **of_data,
         }
         for argument, given in (("extra", self.extra), ("per_rank", self.per_rank)):

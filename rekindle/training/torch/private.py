@@ -37,6 +37,7 @@ _SCALE = frozenset(
 _LOADERS = ("torch", "torchdata")
 
 copy_all = torch._foreach_copy_  # one call for many tensors
+largest_of = functools.partial(torch._foreach_norm, ord=float("inf"))  # of each tensor
 quantized = torch._make_per_tensor_quantized_tensor
 quantized_by_channel = torch._make_per_channel_quantized_tensor
 

@@ -26,6 +26,7 @@ from rekindle.training.torch.arguments import Arguments
 from rekindle.training.torch.epochs import Block, Epochs
 from rekindle.training.torch.groups.ddp import DistributedDataParallel
 from rekindle.training.torch.groups.script_groups import given_to_init, timeout_of
+from rekindle.training.torch.guard import Guard
 from rekindle.training.torch.loop import Loop, Step
 
 T = TypeVar("T")
@@ -67,6 +68,7 @@ class Session:
         its first steps a job ends with a SessionError if such an object is not listed here.
     per_rank: as `extra`, for objects whose state differs between the ranks, such as an environment.
         A replaced rank gets its own state of them again, and that of another rank of all others.
+    guard: skips steps whose update would damage the model, on all ranks. None: no step is skipped.
 
     rank, world_size: rank and size of the world of this generation. They may change between steps.
     slot, full_world: rank and size of the full world. They never change.
@@ -95,6 +97,7 @@ class Session:
         on_recovery: Callable[[Recovery], object] | None = None,
         ignore: Sequence[Any] = (),
         per_rank: Mapping[str, Any] | None = None,
+        guard: Guard | None = None,
     ) -> None:
         wrapper = model if isinstance(model, DistributedDataParallel) else None
         self._loop = Loop(
@@ -117,6 +120,7 @@ class Session:
                 ignore=ignore,
                 per_rank=per_rank or {},
                 wrapper=wrapper,
+                guard=guard,
             )
         )
         self._epochs = Epochs(self._loop)

@@ -131,9 +131,11 @@ class TorchGenerations:
         self.repairs = Repairs(self.device, before, step)
         together = self.place.shard is not None or self.device.type == "npu"
         self.updates = Updates(progress.page, self.repairs, self.group, together=together)
+        self.updates.guard = given.guard
         self.checkpoint_every = 0  # the same on all ranks of a generation
-        if channel is not None:
+        if channel is not None or given.guard is not None:
             self.updates.watch(everything)
+        if channel is not None:
             self.groups.guard()
         self._given = given
         self._keeps_gradients = _has_gradients(self.named["optimizer"])
@@ -397,10 +399,7 @@ class TorchGenerations:
 
     def _begin(self, *, wrap: bool) -> None:
         """Make the objects of one generation. wrap: whether to use DDP, if requested."""
-        self.repairs.before.look()
-        self.updates.gradients.reset()
-        parameters = (*self._given.model.parameters(), *_parameters_of(self.named["optimizer"]))
-        renew_gradients(parameters, keep=self._keeps_gradients)
+        self.begin_anew()
         if self._ddp is not None and wrap:
             existing = self.model if isinstance(self.model, DistributedDataParallel) else None
             self.model = wrap_ddp(self._given.model, existing=existing, **self._ddp)
@@ -415,6 +414,13 @@ class TorchGenerations:
         self.digests.begin(self.place, self.world_size)
         self.updates.open = True
         self.groups.open = self._channel is not None
+
+    def begin_anew(self) -> None:
+        """Forget what a broken or skipped step has left: its gradients, and the copies of state."""
+        self.repairs.before.look()
+        self.updates.gradients.reset()
+        parameters = (*self._given.model.parameters(), *_parameters_of(self.named["optimizer"]))
+        renew_gradients(parameters, keep=self._keeps_gradients)
 
     def close(self) -> None:
         """Note that the script leaves its Session."""

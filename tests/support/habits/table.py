@@ -148,7 +148,15 @@ HABITS = (
         "`torch.compile`",
         "`Session(model=torch.compile(model), ddp=True)`: [torch.compile](#torchcompile)",
     ),
-    Habit("frozen", "frozen weights, LoRA", ""),
+    Habit("frozen", "frozen weights", ""),
+    Habit(
+        "lora", "LoRA, with a base that one rank loads", "`ddp=True` sends the weights of rank 0"
+    ),
+    Habit(
+        "guarded",
+        "batches with NaN, spikes of the loss",
+        "`guard=Guard(spike=8.0)`: [Bad batches](session.md#bad-batches)",
+    ),
     Habit(
         "fsdp",
         "FSDP2 (`fully_shard`)",

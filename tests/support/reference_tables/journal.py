@@ -75,6 +75,9 @@ EVENTS = {
     "slow-over": "A rank, node or link is no longer slow, without any action.",
     "slowed": "A rank, node or link has become slow.",
     "spare-lost": "The agent of a spare node is gone.",
+    "step-skipped": "All ranks skipped a step, because its update would have damaged the model "
+    "(`Session(guard=...)`); training continues. It is an incident of its own, of kind "
+    "`skipped-step`.",
     "stopping": "The coordinator ends the ranks permanently. A later event of this type replaces "
     "its "
     "outcome.",
@@ -308,6 +311,7 @@ _QUESTIONS = (
     ),
     ("Was a host excluded?", "`isolated`"),
     ("Did ranks hold different states?", "`fault` of kind `replicas`, `ranks-differ`"),
+    ("Was a step skipped?", "`step-skipped`"),
     ("Was a node lost, and replaced?", "`fault` of kind `node-lost`, `node-wanted`, `node-joined`"),
     ("Which steps and losses?", "not in the journal: `metrics/rank<r>.jsonl`"),
 )

@@ -65,6 +65,8 @@ _RUNS = {
     "Rescheduling": "`RUNNING`: the job or a node gets a new place. `SCHEDULED`: Prefect will run "
     "this flow run again.",
     "Shrunk": "`RUNNING`. Training continues without some nodes, until others come in their place.",
+    "AwaitingDevices": "`RUNNING`. The job has not begun: another job holds a device of the "
+    "machine. The message names both.",
     "AwaitingApproval": "`PAUSED`. The ranks wait: a person has to approve a strategy in the form "
     "of the flow run, within `approval_timeout_s` (one day).",
     "Stopping": "`RUNNING`. The ranks end, and nodes write the final checkpoint.",

@@ -29,6 +29,7 @@ from rekindle.rank.progress import CurrentStep
 from rekindle.recovery.faults.fault import FaultKind
 from rekindle.training.devices import Damage, device_for
 from rekindle.training.torch.groups.generation_group import Group
+from rekindle.training.torch.guard import Guard
 from rekindle.training.torch.state.before_step import BeforeStep
 from rekindle.training.torch.state.capture import capture
 from rekindle.training.torch.state.transfer import wire_device
@@ -376,8 +377,10 @@ class Updates:
         `together`, all ranks do it, because an update does not depend on other ranks. It needs an
         all-reduce of one number per step. An NPU uses it too: an error that its wait for gradients
         raises then loses no step.
-    group: the ranks of this rank's generation.
+    group: the ranks of this rank's generation. guard: decides which steps are skipped.
     """
+
+    guard: Guard | None = None
 
     def __init__(
         self, page: HeartbeatPage, repairs: Repairs, group: Group, *, together: bool
@@ -432,6 +435,8 @@ class Updates:
             if int(have.item()) != dist.get_world_size():
                 raise StaleError("the generation ended while the ranks met for the update")
         self.gradients.check(optimizer)
+        if self.guard is not None:
+            self.guard.check(optimizer, first=not self._page.in_update)
         if not self._page.in_update:
             self._before.update_begins()
         self._times.begin((self._page.finished or 0) + 1)

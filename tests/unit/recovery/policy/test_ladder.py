@@ -279,6 +279,7 @@ FIRST = {
     Kind.COORDINATOR: RETRY,
     Kind.STORAGE: RESTART,
     Kind.SOURCE: RESTART,
+    Kind.SKIPPED_STEP: RESTART,  # the product never asks for a decision about it
     Kind.REPLICAS: FAIL,  # without a state from before the difference
     Kind.PLANNED: RESTART,  # the product never asks for a decision about it
     Kind.LAUNCH: FAIL,
