@@ -11,8 +11,8 @@
     │   ├── DevicesHeldError
     │   ├── JobFailedError
     │   ├── RecordLostError
+    │   ├── HopelessError
     │   ├── RejectedError
-    │   ├── HopelessError         engines.kubernetes.engine
     │   ├── DamagedError          engines.kubernetes.client.api_errors
     │   ├── ApiError              engines.kubernetes.client.api_errors
     │   │   ├── MissingObjectError
@@ -106,6 +106,10 @@ class JobFailedError(JobError):
 
 class RecordLostError(JobError):
     """A job has succeeded, but another machine has its record, or the record was removed."""
+
+
+class HopelessError(JobError):
+    """The job's pods cannot run as described."""
 
 
 class RejectedError(JobError):

@@ -74,7 +74,7 @@ class Generations:
             self._job.enter(Phase.REGROUPING)
         lost = self._job.interruption
         if lost is not None and not lost.exact:
-            self._note_interruption(f"{lost.what}, after step {lost.step} or later")
+            self._note_interruption(f"{lost.what}, after step {lost.step} or later", lost.since)
         untouched = self._incidents.open and not self._job.sessions_seen
         # A short script may have ended on one node before it started on another.
         if untouched and self._roster.all_are(Status.STARTING, Status.EXITED):
@@ -296,11 +296,11 @@ class Generations:
             )
             self._job.do(Send(node.connection, form))
 
-    def _note_interruption(self, text: str) -> None:
+    def _note_interruption(self, text: str, since: float = 0.0) -> None:
         """Record an incident without a decision: new ranks have started already."""
         if not self._incidents.open:
             fault = Fault(kind=FaultKind.COORDINATOR, message=text)
-            self._job.record(self._incidents.note(fault))
+            self._job.record(msgspec.structs.replace(self._incidents.note(fault), since=since))
 
     def _record_formed(self, plan: Plan) -> None:
         newest, lost = self._common_steps, self._job.interruption

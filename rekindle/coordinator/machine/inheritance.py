@@ -138,12 +138,14 @@ class Interruption(msgspec.Struct, frozen=True):
     """The end of all ranks that no incident of the journal explains.
 
     step: the newest finished step in the journal. Ranks may have finished later ones, unless
-    `exact` is true. what: the text of the end.
+    `exact` is true. what: the text of the end. since: the time of the last event, unless an end of
+    the attempt is in the journal.
     """
 
     step: int
     exact: bool
     what: str
+    since: float = 0.0
 
 
 def interruption(events: Sequence[journal.Event]) -> Interruption | None:
@@ -161,7 +163,7 @@ def interruption(events: Sequence[journal.Event]) -> Interruption | None:
             return None
         steps = (e.step for e in own if isinstance(e, journal.FirstStep | journal.Checkpointed))
         text = "the coordinator and all agents of the job ended"
-        return Interruption(max(steps, default=0), False, text)
+        return Interruption(max(steps, default=0), False, text, since=events[-1].at)
     if any(one.steps_lost is None for one in found):
         return None
     return Interruption(end.finished, True, f"the earlier attempt ended ({end.reason})")

@@ -91,12 +91,14 @@ class RanksStarted(Event, frozen=True, kw_only=True, tag="ranks-started"):
 class FaultSeen(Event, frozen=True, kw_only=True, tag="fault"):
     """Record a fault; it opens an incident, or belongs to the open one.
 
-    `explained` means that the fault was seen before, and its cause became known now.
+    `explained` means that the fault was seen before, and its cause became known now. `since` is the
+    time of the last event before a fault that no coordinator has seen.
     """
 
     incident: int
     fault: Fault
     explained: bool = False
+    since: float = 0.0
 
 
 class Suspected(Event, frozen=True, kw_only=True, tag="suspected"):
@@ -372,7 +374,7 @@ def _apply(incident: Incident, event: Event) -> None:
             incident.faults = [fault if explains(fault, each) else each for each in faults]
         case FaultSeen(fault=fault):
             incident.faults.append(fault)
-            incident.detected = incident.detected or event.at
+            incident.detected = incident.detected or event.since or event.at
         case Decided(strategy=strategy, reason=reason, outweighed=False):
             incident.strategies.append(strategy)
             incident.reason = reason

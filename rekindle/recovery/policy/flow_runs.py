@@ -13,6 +13,7 @@ import msgspec
 
 from rekindle.errors import (
     CheckpointError,
+    HopelessError,
     JobError,
     JobFailedError,
     LeaseHeldError,
@@ -37,6 +38,7 @@ CANNOT_START = "The job cannot start: "
 # Another run cannot change these ends, and a person must know about them.
 _FINAL = {
     JobFailedError.__name__: "the job has ended by its own policy",
+    HopelessError.__name__: "the pods of the job cannot run as described",
     LeaseHeldError.__name__: "another flow run or command steers the job",
     RecordLostError.__name__: "the job has succeeded, and its record is not here",
     OtherJobError.__name__: "the id belongs to another job",

@@ -39,6 +39,7 @@ def test_the_loss_of_coordinator_and_agents_is_an_incident() -> None:
     It uses no budget, and is closed with the first step.
     """
     job = trained(9)
+    before, job.now = job.now, job.now + 70
     lose_everything(job)
     job.start()
     job.form(None)
@@ -47,6 +48,7 @@ def test_the_loss_of_coordinator_and_agents_is_an_incident() -> None:
     assert incident.cause.kind is FaultKind.COORDINATOR
     assert "all agents of the job ended, after step 9 or later" in incident.cause.message
     assert (incident.closed, incident.resumed_at, incident.steps_lost) == (True, 0, None)
+    assert incident.detected == before
     assert not job.recorded(journal.Decided)
 
 
