@@ -173,7 +173,7 @@ class ManageSignal(msgspec.Struct, frozen=True):
     actions: tuple[str, ...] = ()
     ranks: tuple[FaultRank, ...] = ()
     strategy: str = ""
-    timeout: int = 0
+    limit: int = 0
 
 
 class Clusterd:

@@ -191,7 +191,7 @@ ORDER = ManageSignal(
     actions=("change_strategy",),
     ranks=(FaultRank("3", "0"), FaultRank("11", "1")),
     strategy="retry",
-    timeout=-1,
+    limit=-1,
 )
 
 
@@ -203,7 +203,7 @@ def test_messages_are_read_as_they_are_written(message: msgspec.Struct) -> None:
     if message is ORDER:
         ten = encoded(ORDER)[-11:]
         assert ten == b"\x38" + b"\xff" * 9 + b"\x01"
-        message = msgspec.structs.replace(ORDER, timeout=2**64 - 1)
+        message = msgspec.structs.replace(ORDER, limit=2**64 - 1)
     assert decoded(encoded(message), type(message)) == message
 
 
@@ -330,7 +330,7 @@ def test_faults_of_a_job(clusterd: Clusterd, follow: bool) -> None:
 
 def test_orders_to_a_job(clusterd: Clusterd) -> None:
     """The client calls Init and Register, then it gets the orders."""
-    order = msgspec.structs.replace(ORDER, timeout=30)
+    order = msgspec.structs.replace(ORDER, limit=30)
     clusterd.answers["follow orders"] = [encoded(order)]
     assert list(orders_to(clusterd.address, "uid")) == [order]
     client = encoded(ClientInfo("uid"))
@@ -466,7 +466,7 @@ def test_the_command_reads_clusterds_signals(
     lines = [" ".join(STEPS.words), " ".join(ALL.words)]
     assert trace("--follow", "--clusterd", clusterd.address)[:2] == (0, "\n".join(lines))
     clusterd.answers["get faults"] = [encoded(FaultResult(200, "", SIGNAL))]
-    clusterd.answers["follow orders"] = [encoded(msgspec.structs.replace(ORDER, timeout=30))]
+    clusterd.answers["follow orders"] = [encoded(msgspec.structs.replace(ORDER, limit=30))]
     for what, word in (("faults", "80E01801"), ("recovery", "change_strategy")):
         with pytest.raises(SystemExit) as ended:
             cli.main(["kubernetes", "signals", "demo", what, *named])
