@@ -108,7 +108,7 @@ PATH_ATTEMPT = "/attempt"  # for a coordinator in a pod, between attempts
 
 # The coordinator answers the ping of an agent with this while it ends the job.
 ENDING = b"ending"
-WIRE_VERSION = 17
+WIRE_VERSION = 18
 OFFERS = 32  # checkpoints that a node offers, newest first; a restore tries no older ones
 KILLED_S = 30.0  # seconds that a process may live after SIGKILL; the kernel can block it forever
 SPARE = -1  # node rank of a spare: an agent that waits to replace a lost node

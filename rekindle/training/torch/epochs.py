@@ -102,7 +102,7 @@ class Epochs:
 
     def epochs(self, total: int, frame: FrameType) -> Iterator[int]:
         """Yield the numbers of the remaining epochs of `total`. frame: of the caller."""
-        self._loop.given.check_epochs()
+        self._loop.given.check_epochs(alone=self._loop.generations.own is not None)
         self._position.is_used = True
         self._carried.frames = [frame]
         self._total = total

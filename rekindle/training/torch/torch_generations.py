@@ -37,9 +37,16 @@ from rekindle.training.torch.state.before_step import BeforeStep
 from rekindle.training.torch.state.capture import PARTS, Modes, capture
 from rekindle.training.torch.state.checkpoint import load_checkpoint
 from rekindle.training.torch.state.digests import ReplicaDigests
-from rekindle.training.torch.state.own_state import OwnState
+from rekindle.training.torch.state.own_state import OwnState, check_generators
 from rekindle.training.torch.state.sharding import GivenValues, values_of
 from rekindle.training.torch.state.snapshot import load_snapshot
+from rekindle.training.torch.state.statistics import (
+    REMEDY,
+    STATISTICS,
+    OtherBuffers,
+    SharedStatistics,
+    Statistics,
+)
 from rekindle.training.torch.state.transfer import receive_state, send_state
 
 _BACKENDS = {"cuda": "nccl", "npu": "hccl"}  # by the type of the device; gloo for others
@@ -92,6 +99,7 @@ class TorchGenerations:
         progress: ProgressReporter,
         step: CurrentStep,
     ) -> None:
+        self._given = given
         self.model: torch.nn.Module = given.model
         self.slot, self.full_world = rank_environment.slot_of_world()
         self.rank = rank_environment.number("RANK")
@@ -109,12 +117,19 @@ class TorchGenerations:
         if not rank_environment.is_replacement():
             # Refuse now what a snapshot could not hold. A loader's state may start its workers.
             capture({name: each for name, each in everything.items() if name not in data.named})
-        self.own = self._own_state(given, alone, channel)
+        self._statistics = given.statistics()
+        self.own = self._own_state(alone, channel)
         if self.own is None:
             self.named = everything  # no other rank gives or takes this state
         self.values = values_of(self.named, data.sampler, seed=given.seed, ranks=self.full_world)
+        others = self._replicated()
         self.digests = ReplicaDigests(
-            given.model, given.optimizer, self.named, given.extra, self.place, progress.page
+            given.model,
+            given.optimizer,
+            {**self.named, **others},
+            others,
+            self.place,
+            progress.page,
         )
         self.group = Group()
         before = BeforeStep(
@@ -131,7 +146,8 @@ class TorchGenerations:
         if channel is not None:
             self.updates.watch(everything)
             self.groups.guard()
-        self._given = given
+            if self.full_world > 1 and self.place.shard is None:
+                self.updates.statistics = SharedStatistics(self._statistics.shared)
         self._keeps_gradients = _has_gradients(self.named["optimizer"])
         self._ddp = given.ddp_options()
         self._backend = given.backend or _BACKENDS.get(self.device.type, "gloo")
@@ -148,38 +164,64 @@ class TorchGenerations:
         """The objects of a snapshot: those of `named`, and the parts of all ranks."""
         return self.named if self.own is None else {**self.named, PARTS: self.own.parts}
 
-    def _own_state(
-        self, given: Arguments, alone: Mapping[str, Any], channel: Channel | None
-    ) -> OwnState | None:
+    def _replicated(self) -> dict[str, Any]:
+        """Return the objects that should be the same on all ranks, by name."""
+        alone = set(map(id, self._statistics.alone))
+        found = {
+            name: self.named[name]
+            for name, thing in self._given.extra.items()
+            if not (isinstance(thing, torch.nn.Module) and alone & set(map(id, thing.modules())))
+        }
+        buffers = OtherBuffers(self.named["model"], self._given.known)
+        has_some = self.place.shard is None and buffers.state_dict()
+        return {**found, "the model's buffers": buffers} if has_some else found
+
+    def _own_state(self, alone: Mapping[str, Any], channel: Channel | None) -> OwnState | None:
         """Return the state that this rank shares with no other; None: there is none.
 
         A rank with a shard of its own, or without peers, keeps all its state in its own snapshots.
         Raises SessionError: the world may shrink, so a rank may have no copy of its own state.
         """
-        if channel is None or self.full_world == 1 or not alone:
+        modules = self._statistics.alone
+        things = {**alone, STATISTICS: Statistics(modules)} if modules else dict(alone)
+        if channel is None or self.full_world == 1 or not things:
             return None
-        what = ", ".join(alone)
         if rank_environment.number(names.ENV_SHRINKS) == 1:
+            what = f"per_rank: {', '.join(alone)}" if alone else STATISTICS
+            remedy = "or keep them in extra" if alone else REMEDY
             raise SessionError(
-                f"per_rank: the world may shrink (--nnodes MIN:MAX), and a node that joins has no "
-                f"copy of {what}; give a fixed --nnodes, or keep them in extra"
+                f"{what}: the world may shrink (--nnodes MIN:MAX), and a node that joins has no "
+                f"copy of them; give a fixed --nnodes, {remedy}"
             )
         if self.place.shard is not None:
             return None
         if self.slot == 0 and rank_environment.is_first_start():
+            every = rank_environment.number(names.ENV_SNAPSHOT_EVERY)
             say(
-                f"each rank has a state of its own: {what}. After the loss of a node, or a fault "
-                "after the last collective of a step, all ranks return to the newest snapshot"
+                f"each rank has a state of its own: {', '.join(things)}. After the loss of a node, "
+                "or a fault after the last collective of a step, all ranks "
+                + (
+                    f"return to the newest snapshot, and repeat at most {every} steps"
+                    if every
+                    else "begin again, because this job takes no snapshots: give --snapshot-every"
+                )
             )
-        return OwnState(alone, channel=channel, slot=self.slot, ranks=self.full_world)
+        return OwnState(things, channel=channel, slot=self.slot, ranks=self.full_world)
 
     def _check_shards(self) -> None:
-        """Raise SessionError: ranks with the same shard would take each other's `per_rank`."""
-        place = self.place
-        if self._given.per_rank and place.shard is not None and place.shards < self.world_size:
+        """Raise SessionError: ranks with the same shard would take each other's own state."""
+        place, declared = self.place, ", ".join(self._given.per_rank)
+        if place.shard is None or place.shards >= self.world_size:
+            return
+        if declared:
             raise SessionError(
-                f"per_rank: {', '.join(self._given.per_rank)} of a rank would come from another "
-                "rank with the same shard; give each rank a shard of its own, or keep them in extra"
+                f"per_rank: {declared} of a rank would come from another rank with the same shard; "
+                "give each rank a shard of its own, or keep them in extra"
+            )
+        if self._statistics.shared or self._statistics.alone:
+            raise SessionError(
+                f"{STATISTICS}: those of a rank would come from another rank with the same shard; "
+                "use SyncBatchNorm, or give ignore=[model] if a rank may take those of another one"
             )
 
     def complete(self, schedule: SnapshotSchedule, *, last: bool, leaves: bool) -> bool:
@@ -216,6 +258,7 @@ class TorchGenerations:
     def begin_step(self) -> None:
         """Record whether the script keeps its gradients' memory from step to step."""
         self.updates.gradients.begin_step()
+        self.updates.statistics.begin_step()
         self._keeps_gradients = _has_gradients(self.named["optimizer"])
 
     def recover(self) -> None:
@@ -263,6 +306,8 @@ class TorchGenerations:
         plan = form.plan[self.slot]
         self._take(plan, form)
         self.repairs.took_state(self._state.finished)
+        if plan.source is StateSource.FRESH and self.place.shard is None:
+            check_generators(self._given.extra, self.named)
         if plan.sends_to:
             # What a rank has loaded includes the parts of all ranks.
             trained = plan.source in (StateSource.SELF, StateSource.FRESH)
