@@ -139,19 +139,19 @@ class RankSupervisor:
         state.formed_ns = time.time_ns()
         self._waiting.clear()
         self._pages.agreed(form.step, at_most=True)
+        self._snapshots.own.former = form.former
         if form.shards > 1 or form.suspicions:  # otherwise all snapshots stay as they are
             self._snapshots.formed(form)
-        for rank in self._ranks.values():
-            own = {rank.rank: form.ranks[rank.rank]}
-            plan = {rank.rank: form.plan[rank.rank]}
-            rank.send(msgspec.structs.replace(form, ranks=own, plan=plan, replica_addresses={}))
+        for number, rank in self._ranks.items():
+            own = {"ranks": {number: form.ranks[number]}, "plan": {number: form.plan[number]}}
+            rank.send(msgspec.structs.replace(form, **own, replica_addresses={}, former=None))
 
     def _set(self, order: protocol.Settings) -> None:
         self._state.profile = order.profile
         self._tell_all(order)
 
     def _over(self, over: protocol.GenerationEnded) -> None:
-        if self._shards:  # only snapshots of shards have replicas on other nodes
+        if self._shards or self._snapshots.own.former is not None:  # transfers may be under way
             self._snapshots.break_off()
         self._tell_all(with_local_progress(over, self._pages.every))
 

@@ -195,7 +195,7 @@ class BufferRequest(Message, frozen=True, kw_only=True):
     serial: number of the request; the agent may answer a later request first.
 
     own: it asks for the copies of the state that it shares with no other rank. Without such copies
-        the answer has no descriptors.
+        the answer has no descriptors. copy: the agent fetches it from the node's former agent.
     """
 
     rank: int
@@ -311,6 +311,8 @@ class FormGeneration(Message, frozen=True, kw_only=True):
     world. An agent sends each rank only its own entries of both.
 
     replica_addresses: the addresses of the nodes that the plan names; for the agent alone.
+    former: the address of the agent from which the node has moved. It still has the copies of what
+        each rank shares with no other. None: the node has not moved. For the agent alone.
     peers: the address (host, port) of each rank, by its number in this world. Empty: no ports.
     """
 
@@ -328,6 +330,7 @@ class FormGeneration(Message, frozen=True, kw_only=True):
     ranks: dict[int, int]
     plan: dict[int, RankPlan]
     replica_addresses: dict[int, ReplicaAddress] = msgspec.field(default_factory=dict)
+    former: ReplicaAddress | None = None
     peers: tuple[tuple[str, int], ...] = ()
 
 

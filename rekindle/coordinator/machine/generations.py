@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 import msgspec
 
@@ -20,7 +20,7 @@ from rekindle.coordinator.machine.job_state import (
     SetTimer,
     Timer,
 )
-from rekindle.coordinator.machine.roster import Rank, Status
+from rekindle.coordinator.machine.roster import Node, Rank, Status
 from rekindle.job.spec import JobSpec
 from rekindle.protocol import agent as p
 from rekindle.recovery.faults.fault import Fault, FaultKind
@@ -277,6 +277,7 @@ class Generations:
         for node in self._roster.members:
             own = {rank.rank: places[rank.rank] for rank in self._roster.ranks_of(node.node)}
             plans = {rank: plan.ranks[place] for rank, place in own.items()}
+            former = self._roster.former(node.node)
             form = p.FormGeneration(
                 generation=self._job.generation,
                 world_size=len(world),
@@ -292,6 +293,7 @@ class Generations:
                 ranks=own,
                 plan=plans,
                 replica_addresses=self._replica_addresses(plans.values()),
+                former=_replica_address(former) if former is not None else None,
                 peers=peers,
             )
             self._job.do(Send(node.connection, form))
@@ -326,9 +328,7 @@ class Generations:
         """Return the addresses of the agents that keep or return replicas for these ranks."""
         numbers = {number for plan in plans for number in (plan.replica_node, plan.node)} - {-1}
         nodes = [self._roster.nodes[number] for number in sorted(numbers)]
-        return {
-            node.node: p.ReplicaAddress(host=node.address, port=node.replica_port) for node in nodes
-        }
+        return {node.node: _replica_address(node) for node in nodes}
 
     def _holding(self, rank: Rank, copies: tuple[tuple[int, StateId], ...]) -> AvailableState:
         node = self._roster.nodes[rank.node]
@@ -345,8 +345,16 @@ class Generations:
             snapshots=tuple(state for state in snapshots if counts(StateSource.SNAPSHOT, state)),
             copies=tuple(copy for copy in copies if counts(StateSource.REPLICA, copy[1])),
             checkpoints=tuple(m for m in node.checkpoints if counts(StateSource.CHECKPOINT, m)),
-            own=rank.arrived.own if rank.arrived is not None else None,
+            own=self._own(rank, lambda state: counts(StateSource.PEER, state)),
         )
+
+    def _own(self, rank: Rank, counts: Callable[[StateId], bool]) -> tuple[StateId, ...] | None:
+        """Return the states whose part of this rank alone its node has, or can fetch."""
+        if rank.arrived is None or rank.arrived.own is None:
+            return None
+        former = self._roster.former(rank.node)
+        there = former.own.get(rank.rank, ()) if former is not None else ()
+        return (*rank.arrived.own, *filter(counts, there))
 
     def on_store_down(self, node: int, message: p.StoreDown, now: float) -> None:
         """Handle the end of the ranks' store. The next generation gets a new store."""
@@ -432,6 +440,10 @@ class Generations:
         for rank in self._roster.those(Status.TRAINING, Status.RESTORING):
             rank.status = Status.LEAVING
         self._job.do(SetTimer(Timer.LEAVE, self._spec.policy.leave_timeout_s))
+
+
+def _replica_address(agent: Node) -> p.ReplicaAddress:
+    return p.ReplicaAddress(host=agent.address, port=agent.replica_port)
 
 
 def _shard_error(rank: Rank, shard: int | None, spec: JobSpec) -> str:

@@ -22,6 +22,7 @@ from rekindle.training.torch.guard import Guard
 from rekindle.training.torch.private import uncompiled
 from rekindle.training.torch.state.capture import PARTS
 from rekindle.training.torch.state.plain_objects import is_stateful, stateful
+from rekindle.training.torch.state.statistics import REMEDY, STATISTICS, Found, find
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,8 +105,12 @@ class Arguments:
         """Whether the script may have a loop over epochs."""
         return not (self.sampler or self.loader or self.keep_global_batch or self.per_rank)
 
-    def check_epochs(self) -> None:
-        """Check a loop over epochs. Raises SessionError: another argument has its own batches."""
+    def check_epochs(self, *, alone: bool) -> None:
+        """Check a loop over epochs. alone: ranks have a state that they share with no other.
+
+        Raises SessionError: this loop does not keep such a state, or another argument has its own
+        batches.
+        """
         if rank_environment.number(names.ENV_SHRINKS) == 1:
             raise SessionError(
                 "session.epochs(): the world may shrink (--nnodes MIN:MAX), but the order of a "
@@ -127,6 +132,11 @@ class Arguments:
             raise SessionError(
                 "session.epochs(): leave per_rank out of Session(...), because this loop does not "
                 "keep objects that differ between ranks; or use session.steps(total)"
+            )
+        if alone:
+            raise SessionError(
+                f"session.epochs() does not keep the {STATISTICS}, which differ between ranks: use "
+                f"session.steps(total), {REMEDY}"
             )
 
     def check_shard(self, shard: int | None) -> None:
@@ -190,6 +200,16 @@ class Arguments:
     def of_one_rank(self) -> dict[str, Any]:
         """Return the objects of `per_rank`, by name. Raises SessionError: one cannot be kept."""
         return {n: stateful(n, each, argument=PARTS) for n, each in self.per_rank.items()}
+
+    def statistics(self) -> Found:
+        """Return the modules with running statistics that the script has not declared."""
+        others = self.extra.values()
+        return find(self.model, others, known=self.known, ddp=self.ddp_options())
+
+    @property
+    def known(self) -> tuple[Any, ...]:
+        """The objects that the script has declared as not shared by all ranks."""
+        return (*self.per_rank.values(), *self.ignore)
 
     def ddp_options(self) -> dict[str, Any] | None:
         """Return the keyword arguments of torch's DDP; None: there is no wrapper.

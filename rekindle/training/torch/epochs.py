@@ -103,7 +103,8 @@ class Epochs:
 
     def epochs(self, total: int) -> Iterator[int]:
         """Yield the numbers of the remaining epochs of `total`."""
-        self._loop.given.check_epochs()
+        own = self._loop.generations.own
+        self._loop.given.check_epochs(alone=own is not None and own.of_steps)
         self._position.is_used = True
         self._total = total
         position = self._position

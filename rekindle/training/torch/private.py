@@ -199,6 +199,11 @@ def broadcast_buffers(
     DistributedDataParallel._distributed_broadcast_coalesced(wrapper, buffers, size, source)
 
 
+def ignored_by_ddp(module: torch.nn.Module) -> set[str]:
+    """Return the names of the parameters and buffers that the script excludes from DDP."""
+    return set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
+
+
 def parameters_for_reducer(
     wrapper: DistributedDataParallel,
 ) -> tuple[list[torch.nn.Parameter], list[bool]]:

@@ -68,6 +68,7 @@ class Session:
         its first steps a job ends with a SessionError if such an object is not listed here.
     per_rank: as `extra`, for objects whose state differs between the ranks, such as an environment.
         A replaced rank gets its own state of them again, and that of another rank of all others.
+        The running statistics of BatchNorm need no declaration.
     guard: skips steps whose update would damage the model, on all ranks. None: no step is skipped.
 
     rank, world_size: rank and size of the world of this generation. They may change between steps.

@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from rekindle import names
 from rekindle.console import say
-from rekindle.errors import CheckpointError, SessionError
+from rekindle.errors import CheckpointError
 from rekindle.protocol.heartbeat_page import StateDigest
 from rekindle.protocol.rank import FormGeneration, GenerationEnded
 from rekindle.rank import environment as rank_environment
@@ -33,14 +33,18 @@ from rekindle.training.torch.groups.script_groups import (
     in_placeholder,
     leave_placeholder,
 )
+from rekindle.training.torch.single_ranks import check_shards, own_state_of, replicated
 from rekindle.training.torch.state.before_step import BeforeStep
 from rekindle.training.torch.state.capture import PARTS, Modes, capture
 from rekindle.training.torch.state.checkpoint import load_checkpoint
 from rekindle.training.torch.state.digests import ReplicaDigests
-from rekindle.training.torch.state.own_state import OwnState
+from rekindle.training.torch.state.own_state import OwnState, check_generators
 from rekindle.training.torch.state.script_variables import Variables
 from rekindle.training.torch.state.sharding import GivenValues, values_of
 from rekindle.training.torch.state.snapshot import load_snapshot
+from rekindle.training.torch.state.statistics import (
+    SharedStatistics,
+)
 from rekindle.training.torch.state.transfer import receive_state, send_state
 
 _BACKENDS = {"cuda": "nccl", "npu": "hccl"}  # by the type of the device; gloo for others
@@ -93,6 +97,7 @@ class TorchGenerations:
         progress: ProgressReporter,
         step: CurrentStep,
     ) -> None:
+        self._given = given
         self.model: torch.nn.Module = given.model
         self.slot, self.full_world = rank_environment.slot_of_world()
         self.rank = rank_environment.number("RANK")
@@ -113,12 +118,21 @@ class TorchGenerations:
         kept = (*given.objects(), *everything.values())
         self.variables = Variables(kept, given.ignore)
         self._lacks_variables = False  # this new process could not get them with a live state
-        self.own = self._own_state(given, alone, channel)
+        self._statistics = given.statistics()
+        self.own = own_state_of(
+            given, self._statistics, self.variables, channel=channel, place=self.place
+        )
         if self.own is None:
             self.named = everything  # no other rank gives or takes this state
         self.values = values_of(self.named, data.sampler, seed=given.seed, ranks=self.full_world)
+        others = replicated(given, self.named, self._statistics, self.place)
         self.digests = ReplicaDigests(
-            given.model, given.optimizer, self.named, given.extra, self.place, progress.page
+            given.model,
+            given.optimizer,
+            {**self.named, **others},
+            others,
+            self.place,
+            progress.page,
         )
         self.group = Group()
         before = BeforeStep(
@@ -137,15 +151,13 @@ class TorchGenerations:
             self.updates.watch(everything)
         if channel is not None:
             self.groups.guard()
-        self._given = given
+            if self.full_world > 1 and self.place.shard is None:
+                self.updates.statistics = SharedStatistics(self._statistics.shared)
         self._keeps_gradients = _has_gradients(self.named["optimizer"])
         self._ddp = given.ddp_options()
         self._backend = given.backend or _BACKENDS.get(self.device.type, "gloo")
-        self._data = data
-        self._channel = channel
-        self._state = state
-        self._progress = progress
-        self._step = step
+        self._data, self._channel = data, channel
+        self._state, self._progress, self._step = state, progress, step
         self._present: tuple[StateDigest, ...] = ()  # of the state after the last generation
         self._compared: dict[str, int] = {}
 
@@ -158,48 +170,6 @@ class TorchGenerations:
     @property
     def _loadable(self) -> dict[str, Any]:
         return self.named if self.own is None else {**self.named, PARTS: self.own.parts}
-
-    def _own_state(
-        self, given: Arguments, alone: Mapping[str, Any], channel: Channel | None
-    ) -> OwnState | None:
-        """Return the state that this rank shares with no other; None: there is none.
-
-        A rank with a shard of its own, or without peers, keeps all its state in its own snapshots.
-        Raises SessionError: the world may shrink, so a rank may have no copy of its own state.
-        """
-        if channel is None or self.full_world == 1:
-            return None
-        shrinks = rank_environment.number(names.ENV_SHRINKS) == 1
-        if not alone:
-            if shrinks or self.place.shard is not None or not given.may_have_epochs:
-                return None
-            things = {"variables": self.variables}
-            return OwnState(
-                things, channel=channel, slot=self.slot, ranks=self.full_world, of_steps=False
-            )
-        what = ", ".join(alone)
-        if shrinks:
-            raise SessionError(
-                f"per_rank: the world may shrink (--nnodes MIN:MAX), and a node that joins has no "
-                f"copy of {what}; give a fixed --nnodes, or keep them in extra"
-            )
-        if self.place.shard is not None:
-            return None
-        if self.slot == 0 and rank_environment.is_first_start():
-            say(
-                f"each rank has a state of its own: {what}. After the loss of a node, or a fault "
-                "after the last collective of a step, all ranks return to the newest snapshot"
-            )
-        return OwnState(alone, channel=channel, slot=self.slot, ranks=self.full_world)
-
-    def _check_shards(self) -> None:
-        """Raise SessionError: ranks with the same shard would take each other's `per_rank`."""
-        place = self.place
-        if self._given.per_rank and place.shard is not None and place.shards < self.world_size:
-            raise SessionError(
-                f"per_rank: {', '.join(self._given.per_rank)} of a rank would come from another "
-                "rank with the same shard; give each rank a shard of its own, or keep them in extra"
-            )
 
     def complete(
         self, schedule: SnapshotSchedule, *, last: bool, leaves: bool, alone: bool
@@ -253,6 +223,7 @@ class TorchGenerations:
     def begin_step(self) -> None:
         """Record whether the script keeps its gradients' memory from step to step."""
         self.updates.gradients.begin_step()
+        self.updates.statistics.begin_step()
         self._keeps_gradients = _has_gradients(self.named["optimizer"])
 
     def recover(self) -> None:
@@ -296,10 +267,12 @@ class TorchGenerations:
             device_id=self.device if self.device.type in _BACKENDS else None,
             make_more=self.groups.make,
         )
-        self._check_shards()
+        check_shards(self._given, self._statistics, self.place, self.world_size)
         plan = form.plan[self.slot]
         self._take(plan, form)
         self.repairs.took_state(self._state.finished)
+        if plan.source is StateSource.FRESH and self.place.shard is None:
+            check_generators(self._given.extra, self.named)
         if plan.sends_to:
             # What a rank has loaded includes the parts of all ranks.
             trained = plan.source in (StateSource.SELF, StateSource.FRESH)

@@ -57,7 +57,15 @@ HABITS = (
     Habit(
         "batchnorm",
         "BatchNorm",
-        "nothing for the parameters; its statistics: [BatchNorm](#batchnorm)",
+        "nothing: [BatchNorm](#batchnorm)",
+    ),
+    Habit(
+        "batchnorm_apart",
+        "BatchNorm with other statistics on each rank (`broadcast_buffers=False`, no `ddp`)",
+        "nothing: [BatchNorm](#batchnorm); tried with `--snapshot-every 1`",
+        Outcome.REPEATS,
+        options=("--snapshot-every", "1"),
+        repeats=1,
     ),
     Habit(
         "seeded_by_rank",
@@ -389,6 +397,14 @@ HABITS = (
         "give all ranks the same number of batches, as `DistributedSampler` does",
         Outcome.REFUSED,
         text="join() is for ranks with different numbers of batches",
+        repeats=-1,
+    ),
+    Habit(
+        "seeded_in_extra",
+        "a generator that each rank seeds with its number, in `extra=`",
+        "`per_rank=`: [State of one rank](session.md#state-of-one-rank)",
+        Outcome.REFUSED,
+        text="give per_rank={'generator': ...} instead",
         repeats=-1,
     ),
     Habit(
