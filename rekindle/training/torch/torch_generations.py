@@ -248,7 +248,8 @@ class TorchGenerations:
             return None
         states = () if self._lacks_variables else self.own.states()
         if states:
-            self.own.took(max(states), copied=True)
+            newest = max(states, key=lambda state: (state.generation, state.step))
+            self.own.took(newest, copied=True)
         return states if self._lacks_variables or self.variables.has_values else None
 
     def begin_step(self) -> None:
