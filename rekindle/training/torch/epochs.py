@@ -65,7 +65,9 @@ class Epochs:
         self._repeat = Repeat()
         kept = (*loop.given.objects(), *loop.generations.everything.values())
         self._blocks = Blocks(kept, loop.given.ignore)
+        self._run_values = Blocks(kept, loop.given.ignore)
         self._variables = loop.generations.variables
+        self._has_copy = True  # of variables; it may be that of a former process
         self._order = Order(loop.generations, loop.data.epochs)
         self._here = -1  # the epoch that this process is in
         self._total = 0  # epochs
@@ -74,6 +76,7 @@ class Epochs:
         self._is_open = False  # the script has a batch without a finished block
         self._is_due = False  # the newest block has no snapshot yet
         self._is_alone = False  # other ranks may have passed the place after the newest block
+        self._device_draws: Any = None  # the state of the device's generator after a block
         self._is_first = False  # this block is the first at its place in the script
         self._returns = False  # the small state returns to what this process has received
         self._outer: tuple[Any, ...] = ()  # the generators outside of the block
@@ -199,6 +202,7 @@ class Epochs:
         self._is_first = self._repeat.enter(frame)
         self._outer = rng.outer_states()
         self._order.check_draws(self._outer)
+        self._check_device_draws()
         while True:
             self._position.inside = True
             try:
@@ -224,6 +228,7 @@ class Epochs:
             self._repeat.again(self._blocks.restore)
             return error is not None
         rng.set_outer(self._outer)
+        self._device_draws = rng.device_state()
         if error is None:
             self._position.block_done()
             self._is_open, self._is_due, self._runs = False, True, 0
@@ -234,6 +239,20 @@ class Epochs:
                 self._repeat.check()
         self._blocks.leave()
         return False
+
+    def _check_device_draws(self) -> None:
+        """Raise SessionError: the script draws on the device between blocks.
+
+        There the generator continues from the last block, which a new process has not run.
+        """
+        before, self._device_draws = self._device_draws, None
+        if self._loop.member is None or before is None:
+            return
+        if not rng.is_same(before, rng.device_state()):
+            raise SessionError(
+                "between two blocks the script draws random numbers on the device, which a new "
+                "process could not draw again: draw inside of the block, or on the CPU"
+            )
 
     def _meet_again(self, step: Step) -> None:
         """Form the next generation after a broken block."""
@@ -275,6 +294,8 @@ class Epochs:
                 rng.set_outer(outer)
                 if not loop.leave_step(error):
                     raise
+                if not position.pending:
+                    self._run_values.restore()
                 result, has_result = (position.pending or [None])[0], bool(position.pending)
                 self._join(in_run=True)
                 if has_result and position.key > place:  # a rank has left the run
@@ -285,6 +306,7 @@ class Epochs:
                 position.results[stage].append(position.pending.pop())
                 break
         self._runs = len(position.results[stage])
+        self._device_draws = None
         return result
 
     def _run_once(
@@ -293,8 +315,11 @@ class Epochs:
         loop = self._loop
         outer = rng.outer_states()
         loop.repairs.before.keep()
+        before = self._variables.prints(sys._getframe())
+        self._run_values.keep(sys._getframe())
         with loop.running():
             result = function(*args, **kwargs)
+            self._variables.check_run(before, sys._getframe())
             if loop.progress.page.in_update:
                 raise SessionError(
                     "session.run(): the function updates parameters; do that in a block"
@@ -376,12 +401,13 @@ class Epochs:
                 return
             variables.take(frame)
         variables.look(frame, place, outer=outer)
-        position.varies = position.varies or bool(variables.names)
+        position.varies = variables.has_values
         own = loop.generations.own
         if own is None:
             position.variables = variables.state_dict()
-        elif position.varies:
+        elif variables.has_values or self._has_copy:
             own.write(StateId(loop.state.finished, loop.state.generation))
+            self._has_copy = variables.has_values
 
     def _return_small_state(self, *points: str) -> None:
         """Undo the script's changes of the state that it received at one of these points."""

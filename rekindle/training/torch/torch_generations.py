@@ -218,7 +218,11 @@ class TorchGenerations:
             return self.own.states() if self.own is not None else None
         if not self.variables.is_new or not rank_environment.is_replacement():
             return None
-        return () if self._lacks_variables else self.own.states() or None
+        states = () if self._lacks_variables else self.own.states()
+        if states:
+            newest = max(states, key=lambda state: (state.generation, state.step))
+            self.own.took(newest, copied=True)
+        return states if self._lacks_variables or self.variables.has_values else None
 
     def begin_step(self) -> None:
         """Record whether the script keeps its gradients' memory from step to step."""
@@ -349,8 +353,9 @@ class TorchGenerations:
         if (loaded and own.parts.rows is not None) or (copied and state in own.states()):
             own.parts.loaded = loaded
             own.took(state, copied=copied)
-        if position.has_just_left(self.variables.place) and not self.variables.lasts:
-            self.variables.load_state_dict({})  # the new epoch sets them again
+        just_left = position.has_just_left(self.variables.place) and not self.variables.lasts
+        if just_left or (position.leads_to(None) and not self.variables.has_values):
+            self.variables.load_state_dict({})  # the code sets them again
             return
         if position.leads_to(self.variables.place):
             return

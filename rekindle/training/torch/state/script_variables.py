@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter, OrderedDict, deque
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import FrameType, FunctionType, ModuleType
 from typing import Any, NamedTuple
 
@@ -83,8 +83,6 @@ class Variables:
     is_new: the process has come to no place in a loop yet.
     """
 
-    optional = True  # older states lack it
-
     def __init__(self, kept: Iterable[Any], ignore: Iterable[Any]) -> None:
         kept, ignore = list(kept), list(ignore)
         self._modules = [each for each in kept if isinstance(each, torch.nn.Module)]
@@ -97,7 +95,9 @@ class Variables:
         self._moving: dict[str, set[str]] = {}
         self._state: dict[str, Any] = {}
         self._long: dict[str, dict[str, Any]] = {}  # the same, with all of long containers
-        self._lasting: dict[str, Container[str]] = {}  # what an epoch may read of those before it
+        self._lasting: dict[
+            str, frozenset[str] | None
+        ] = {}  # what an epoch may read of those before it
         self._looks = 0
         self._told = False
         self.is_new = True
@@ -108,14 +108,14 @@ class Variables:
         return Place(*self._state["place"]) if self._state else None
 
     @property
+    def has_values(self) -> bool:
+        """Whether there are values at the last place."""
+        return bool(self._state and self._state["values"])
+
+    @property
     def lasts(self) -> bool:
         """Whether a later epoch may read one of the values."""
         return bool(self._state and self._state["lasts"])
-
-    @property
-    def names(self) -> list[str]:
-        """The names of the variables that change."""
-        return sorted({name for names in self._moving.values() for name in names})
 
     def state_dict(self) -> dict[str, Any]:
         """Return the values at the last place."""
@@ -133,13 +133,10 @@ class Variables:
         spaces = dict(_spaces(frame, self._modules))
         for space, values in self._state["values"].items():
             if space not in spaces:
-                raise SessionError(f"{_lost(values)}: {space} does not run in this process")
+                raise SessionError(f"{', '.join(values)} of {space} do not exist in this process")
             names = spaces[space]
             live = names.read()
-            new = {
-                name: _unpacked(packed, live.get(name, MISSING), name)
-                for name, packed in values.items()
-            }
+            new = {n: _unpacked(v, live.get(n, MISSING), n) for n, v in values.items()}
             names.write({n: v for n, v in new.items() if live.get(n, MISSING) is not v})
             self._moving.setdefault(space, set()).update(values)
             self._late[space] = values.keys() - live.keys()
@@ -157,35 +154,58 @@ class Variables:
             for known in (self._prints, self._long, self._bound, self._moving):
                 for space in known.keys() - spaces.keys():
                     del known[space]
-            self._lasting = {space: _lasting(each) for space, each in spaces.items()}
+            self._lasting = {space: _read_later(each) for space, each in spaces.items()}
         values = {space: self._look_at(space, names) for space, names in spaces.items()}
         self._check_size(sum(_size_of(each) for each in values.values()))
         values = {space: each for space, each in values.items() if each}
-        lasts = any(
-            name in self._lasting[space]
-            for space in self._lasting.keys() & values
-            for name in values[space]
-        )
+        lasting = {space: self._lasting[space] for space in self._lasting.keys() & values.keys()}
+        lasts = any(n is None or n & values[space].keys() for space, n in lasting.items())
         self._state = {"place": list(place), "values": values, "lasts": lasts}
+
+    def prints(self, frame: FrameType) -> dict[str, dict[str, Any]]:
+        """Return values by space and name that change with the variables."""
+        spaces = _spaces(frame, self._modules)
+        return {space: _prints(self._live(names), whole=True) for space, names in spaces}
+
+    def check_run(self, before: Mapping[str, Mapping[str, Any]], frame: FrameType) -> None:
+        """Check after a function of session.run(). before: prints() from before it.
+
+        Raises SessionError: the function has changed variables.
+        """
+        now = self.prints(frame)
+        changed = []
+        for space, names in before.items():
+            new = {**names, **now.get(space, {})}
+            changed += [n for n, old in names.items() if new[n] is not old and new[n] != old]
+        if changed:
+            raise SessionError(
+                f"session.run(): the function changes {', '.join(changed)}, but a new process gets "
+                "only its result: return the values, and set the variables after the call; or list "
+                f"the names in ignore=[{changed[0]!r}] if they may be lost"
+            )
 
     def _look_at(self, space: str, names: Names) -> dict[str, Any]:
         """Return the forms of the variables of one space that change."""
-        live = {n: v for n, v in names.read().items() if self._counts(n, v)}
+        live = self._live(names)
         moving = self._moving.setdefault(space, set())
         is_first = space not in self._bound
         if is_first:
             self._learn(space, live)
         watched = (False, True) if is_watched(self._looks) or is_first else (False,)
         for known, whole in zip((self._prints, self._long), watched, strict=False):
-            now = {n: v if type(v) in ATOMS else print_of(v, whole=whole) for n, v in live.items()}
+            now = _prints(live, whole=whole)
             before, known[space] = known.get(space, now), now
             if now != before and not is_first:
                 moving |= {n for n, p in now.items() if n not in before or before[n] != p}
         forms = ((name, self._packed(space, name, live)) for name in moving & live.keys())
         return {name: packed for name, packed in forms if packed is not MISSING}
 
-    def _counts(self, name: str, value: Any) -> bool:
-        return name not in self._ignored and id(value) not in self._left
+    def _live(self, names: Names) -> dict[str, Any]:
+        """Return the values of a space that the script may read later."""
+        read, values = _read_later(names), names.read()
+        counts = values.keys() - self._ignored
+        counts = counts if read is None else counts & read
+        return {name: values[name] for name in counts if id(values[name]) not in self._left}
 
     def _learn(self, space: str, live: Mapping[str, Any]) -> None:
         """Note the objects without a form that the script has made before its loop."""
@@ -213,37 +233,32 @@ class Variables:
             ) from None
 
     def _check_size(self, size: int) -> None:
+        if size <= NOTICE_BYTES:
+            return
+        names = ", ".join(sorted({name for each in self._moving.values() for name in each}))
         if size > LIMIT_BYTES:
             raise SessionError(
-                f"{', '.join(self.names)} change from block to block and have {size >> 20} MiB, "
-                f"and a copy before each block has at most {LIMIT_BYTES >> 20}: give them to the "
-                "Session, extra={...}, or list their names in ignore=[...] if they may be lost"
+                f"{names} change from block to block and have {size >> 20} MiB, and a copy before "
+                f"each block has at most {LIMIT_BYTES >> 20}: give them to the Session, "
+                "extra={...}, or list their names in ignore=[...] if they may be lost"
             )
-        if size > NOTICE_BYTES and not self._told:
+        if not self._told:
             self._told = True
-            names = ", ".join(self.names)
             say(f"{size / 1e6:.0f} MB of variables are copied before each block: {names}")
 
 
-class _All:
-    """Contains each name."""
-
-    def __contains__(self, _: object) -> bool:
-        return True
+def _prints(live: Mapping[str, Any], *, whole: bool) -> dict[str, Any]:
+    return {n: v if type(v) in ATOMS else print_of(v, whole=whole) for n, v in live.items()}
 
 
-def _lasting(names: Names) -> Container[str]:
-    """Return the names that the code may read at the begin of an epoch."""
+def _read_later(names: Names) -> frozenset[str] | None:
+    """Return the names whose present values the running code may read; None: all."""
     if isinstance(names.thing, FrameType):
         return reads_later(names.thing)
     for frame in stack_of(sys._getframe()):
         if frame.f_locals is frame.f_globals is names.thing:
             return reads_later(frame)
-    return _All()
-
-
-def _lost(values: Mapping[str, Any]) -> str:
-    return f"the former process of this rank had values of {', '.join(values)}"
+    return None
 
 
 def _spaces(frame: FrameType, modules: list[torch.nn.Module]) -> Iterator[tuple[str, Names]]:

@@ -319,9 +319,9 @@ def test_a_large_history_is_reported(
     module = "rekindle.training.torch.state.script_variables"
     monkeypatch.setattr(f"{module}.NOTICE_BYTES", 1_000)
     _long_list(Loop(None, 0, BATCHES))
-    assert "of variables are copied before each block: history," in capfd.readouterr().err
+    assert "of variables are copied before each block: history" in capfd.readouterr().err
     monkeypatch.setattr(f"{module}.LIMIT_BYTES", 1_000)
-    with pytest.raises(SessionError, match=r"history, .* change from block to block"):
+    with pytest.raises(SessionError, match=r"history.* change from block to block"):
         _long_list(Loop(None, 0, BATCHES))
 
 
@@ -330,3 +330,19 @@ def test_a_state_is_small() -> None:
     loop = Loop(None, 0, 3)
     _numbers(loop)
     assert len(msgspec.msgpack.encode(loop.note())) < 1_000
+
+
+def test_a_run_that_changes_variables_is_refused() -> None:
+    """A new process gets only the result of the function."""
+    history, best = [0.5], float("nan")
+    variables, ignoring = Variables((), ["before"]), Variables((), ["before", "history"])
+    before = variables.prints(sys._getframe())
+    variables.check_run(before, sys._getframe())
+    before = ignoring.prints(sys._getframe())
+    history.append(best)
+    ignoring.check_run(before, sys._getframe())
+    before = variables.prints(sys._getframe())
+    history.append(best)
+    with pytest.raises(SessionError, match=r"changes history, .*return the values"):
+        variables.check_run(before, sys._getframe())
+    assert len(history) == 3
