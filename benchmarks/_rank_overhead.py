@@ -80,12 +80,18 @@ class Plain:
 
     def steps(self, count: int) -> None:
         """Do `count` steps without the Session."""
+        with self.alone():
+            for _ in range(count):
+                loss = self._task.forward(self._session.model, self.indices())
+                self.log(loss)
+                self._task.update(loss)
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Do the updates of the block without the hooks of the Session."""
         hooks = self._hooks.copy()
         self._hooks.clear()
-        for _ in range(count):
-            loss = self._task.forward(self._session.model, self.indices())
-            self.log(loss)
-            self._task.update(loss)
+        yield
         self._hooks.update(hooks)
 
     def indices(self) -> list[int]:
@@ -179,7 +185,8 @@ def watched_plain_step(task: Task | HabitsTask, plain: Plain, session: Session) 
     loss = task.forward(session.model, indices)
     with watch.part("log"):
         plain.log(loss)
-    task.update(loss)
+    with plain.alone():
+        task.update(loss)
     return watch.spent
 
 

@@ -11,7 +11,7 @@ model = net(torch.nn.BatchNorm1d(16))
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
 sampler = StepSampler(len(inputs), batch_size=4, shuffle=False)
 objects = {"model": model, "optimizer": optimizer, "sampler": sampler}
-with Session(**objects, guard=Guard(), ddp={"broadcast_buffers": True}) as session:
+with Session(**objects, guard=Guard(), ddp=True) as session:
     for step in session.steps(STEPS):
         with step:
             strike(step.number)
