@@ -31,6 +31,7 @@
     ├── CheckerError              agent.checkers
     ├── DcmiError                 agent.devices.dcmi
     │   └── NoDcmiError
+    ├── SkippedStepError          training.torch.guard
     ├── UnexpectedError
     ├── UnknownLoopError          cli.adapt.training
     ├── SupersededError           tasks.run_watch

@@ -80,16 +80,20 @@ class TrainingJob(BaseModel):
     script: str = Field(
         default="",
         description="Python file that every rank runs, relative to the working directory. Give "
-        "either this or a module.",
+        "one of script, module and program.",
     )
     module: str = Field(
         default="",
-        description="Python module that every rank runs, as in `python -m`. Give either this or a "
-        "script.",
+        description="Python module that every rank runs, as in `python -m`.",
+    )
+    program: str = Field(
+        default="",
+        description="Any program that every rank runs, such as bash, instead of a script or a "
+        "module. With processes_per_node 1 it may start the ranks of its node itself.",
     )
     arguments: list[str] = Field(
         default=[],
-        description="Command-line arguments of the script or module.",
+        description="Command-line arguments of the script, module or program.",
     )
     framework: Literal["torch", "mindspore"] = Field(
         default="torch",
@@ -212,9 +216,10 @@ class TrainingJob(BaseModel):
 
     @model_validator(mode="after")
     def _one_entry(self) -> TrainingJob:
-        if bool(self.script) == bool(self.module):
-            given = "both are given" if self.script else "neither is given"
-            raise ValueError(f"give a script or a module; {given}")
+        given = [name for name in ("script", "module", "program") if getattr(self, name)]
+        if len(given) != 1:
+            found = f"{' and '.join(given)} are given" if given else "none is given"
+            raise ValueError(f"give a script, a module or a program; {found}")
         return self
 
     @model_validator(mode="after")
@@ -222,6 +227,13 @@ class TrainingJob(BaseModel):
         if self.devices is not None and self.kubernetes is not None:
             raise ValueError("leave devices out: in a cluster the scheduler gives them to the pods")
         return self
+
+    @property
+    def entry(self) -> EntryKind:
+        """Return what every rank runs."""
+        if self.program:
+            return EntryKind.PROGRAM
+        return EntryKind.SCRIPT if self.script else EntryKind.MODULE
 
     def filled_in(self) -> TrainingJob:
         """Return the job with the values of its blocks.
@@ -284,8 +296,8 @@ class TrainingJob(BaseModel):
         checkpoints = self.checkpoint.path
         return JobSpec(
             job_id=job_id,
-            entry=EntryKind.SCRIPT if self.script else EntryKind.MODULE,
-            target=self.script or self.module,
+            entry=self.entry,
+            target=self.script or self.module or self.program,
             arguments=tuple(self.arguments),
             framework=Framework(self.framework),
             nodes=self.nodes,

@@ -17,7 +17,6 @@ from uuid import UUID
 
 from prefect import get_run_logger, runtime, task
 from prefect.cache_policies import NO_CACHE
-from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import State
 from prefect.states import Completed, Failed, Running
 
@@ -36,6 +35,7 @@ from rekindle.tasks.job_checks import (
     checks_of_places,
     checks_of_retraining,
 )
+from rekindle.tasks.prefect_api.run_states import name_state
 from rekindle.tasks.report import has_succeeded, refuse_lost
 from rekindle.tasks.retraining import Retraining
 
@@ -120,13 +120,14 @@ def _until_answered(one: Check) -> object:
             why, again = _in_one_line(error), True
         else:
             if told:
-                _name_state(Running())
+                name_state(_own(), Running(), get_run_logger())
             return found
         if told != why:
             told = why
             text = f"{one.field}: {why}; Rekindle tries again until it answers"
             get_run_logger().warning("%s", text)
-            _name_state(Running(name=WAITING, message=text))
+            waiting: State[Any] = Running(name=WAITING, message=text)
+            name_state(_own(), waiting, get_run_logger())
         if again:
             time.sleep(_PAUSE_S)
             trial = _begin(one)
@@ -146,9 +147,8 @@ def _begin(one: Check) -> concurrent.futures.Future[object]:
     return trial
 
 
-def _name_state(state: State[Any]) -> None:
-    with get_client(sync_client=True) as client:
-        client.set_flow_run_state(UUID(runtime.flow_run.id), state)
+def _own() -> UUID:
+    return UUID(runtime.flow_run.id)
 
 
 def _in_one_line(error: Exception) -> str:

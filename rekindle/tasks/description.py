@@ -140,8 +140,8 @@ def _without_effect(why: str, *fields: str, prefix: str = "") -> dict[str, Row]:
 
 # Every field of JobSpec, and every field of KubernetesSettings after "kubernetes.".
 TABLE: dict[str, Row] = {
-    "entry": Row("script or module", "is the program", _spec("entry")),
-    "target": Row("script or module", "is the program", _target),
+    "entry": Row("script, module or program", "is the program", _spec("entry")),
+    "target": Row("script, module or program", "is the program", _target),
     "arguments": Row("arguments", "are the program's input", _spec("arguments")),
     "framework": Row("framework", "computes the values", _spec("framework")),
     "nodes": Row("nodes", "is a part of the world size", _spec("nodes")),
@@ -203,6 +203,7 @@ FORM: dict[str, tuple[str, ...]] = {
     "job_id": (),
     "script": ("entry", "target"),
     "module": ("entry", "target"),
+    "program": ("entry", "target"),
     "arguments": ("arguments",),
     "framework": ("framework",),
     "nodes": ("nodes",),

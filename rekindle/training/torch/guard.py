@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from rekindle.errors import SessionError
+from rekindle.errors import RekindleError, SessionError
 from rekindle.training.torch import private
 from rekindle.training.torch.state.transfer import wire_device
 
@@ -24,7 +24,7 @@ _OF_NORMAL = 1.4826  # standard deviations of a normal distribution in a median 
 _FLAT = 1e-3  # of the median: smaller deviations are noise
 
 
-class SkippedStepError(Exception):
+class SkippedStepError(RekindleError):
     """Leaves the block of a step that all ranks skip. Only the Session handles it."""
 
 

@@ -129,6 +129,20 @@ _USER: dict[str, Row] = {
         "none",
         "The same, on a machine with Ascend NPUs.",
     ),
+    "ASCEND_HOME_PATH": (
+        "CANN's `set_env.sh`",
+        "`rekindle npu-check`",
+        "",
+        "none",
+        "Folder of CANN, for its version.",
+    ),
+    "ASCEND_TOOLKIT_HOME": (
+        "CANN's `set_env.sh`",
+        "`rekindle npu-check`",
+        "",
+        "none",
+        "The same, of another version of CANN.",
+    ),
     "MINDIO_FOR_MINDSPORE": (
         "user",
         "ranks with MindIO's API",

@@ -27,11 +27,26 @@ def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REKINDLE_HOME", str(tmp_path))
 
 
+def test_any_program_may_be_the_entry() -> None:
+    """The job of document 000 starts a shell script; pods and this machine get the same entry."""
+    line = ["scripts/train_start.sh", "/job/code", "/job/output", "pretrain_gpt.py"]
+    job = TrainingJob(
+        program="bash",
+        arguments=line,
+        working_directory="/job",
+        kubernetes={"image": "i"},
+        checkpoint={"path": "s3://bucket/a"},
+    )
+    spec = job.to_spec("a")
+    assert (spec.entry, spec.target, spec.arguments) == (EntryKind.PROGRAM, "bash", tuple(line))
+
+
 @pytest.mark.parametrize(
     ("fields", "text"),
     [
-        ({}, "neither is given"),
-        ({"script": "a.py", "module": "a"}, "both are given"),
+        ({}, "none is given"),
+        ({"script": "a.py", "module": "a"}, "script and module are given"),
+        ({"program": "bash", "module": "a"}, "module and program are given"),
         ({"script": "a.py", "nodes": 0}, "greater than or equal to 1"),
         ({"script": "a.py", "processes_per_node": 0}, "greater than or equal to 1"),
         ({"script": "a.py", "snapshot_every": -1}, "greater than or equal to 0"),
