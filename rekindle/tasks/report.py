@@ -115,7 +115,8 @@ def report(job_id: str) -> JobResult:
     """Write the incident table, the report and the timeline, and return the job's result."""
     with get_client(sync_client=True) as client:
         _wait_for_prefect(client, get_run_logger())
-        return _write(client, job_id, UUID(runtime.flow_run.id), get_run_logger())
+        run, history = UUID(runtime.flow_run.id), jobs.history_of(job_id)
+        return _write(client, job_id, run, history, get_run_logger())
 
 
 def report_later(job_id: str, flow_run_id: UUID) -> None:
@@ -150,14 +151,16 @@ def _report_stopped(job_id: str, flow_run_id: UUID) -> None:
         if not ended:
             log.warning("Job %s did not end within %g s; it has no report", job_id, limit_s)
         elif attempts.end_of(history) is not None and attempts.number(history) == attempt:
-            _write(client, job_id, flow_run_id, log)
+            _write(client, job_id, flow_run_id, history, log)
 
 
-def _write(client: SyncPrefectClient, job_id: str, flow_run_id: UUID, log: Log) -> JobResult:
+def _write(
+    client: SyncPrefectClient, job_id: str, flow_run_id: UUID, history: list[AnyEvent], log: Log
+) -> JobResult:
+    """Write all for this history; a rerun may have begun another attempt by now."""
     # Here, because matplotlib is slow to import, and a flow process must adopt a job quickly.
     from rekindle.reporting.timeline import MOST_RANKS, draw
 
-    history = jobs.history_of(job_id)
     summary = summarize(job_id, history)
     if summary.outcome == SUCCEEDED:
         _complete_progress(client, job_id, flow_run_id, summary.finished)
