@@ -62,7 +62,7 @@ def test_a_notice_that_prefect_refuses_does_not_stop_the_others(
         caplog.at_level(logging.WARNING),
     ):
         _tell_much(logging.getLogger("test.refused"), tmp_path / "told", count=3)
-    assert asked.count("POST") >= 3
+    assert len(asked) >= 4  # three states and the progress
     messages = [record.getMessage() for record in caplog.records if record.name == "test.refused"]
     assert sum("Prefect refuses a notice" in text for text in messages) == 1
     assert not any("Prefect did not receive" in text for text in messages)
