@@ -21,11 +21,11 @@ from rekindle.coordinator.machine.job_state import (
     Timer,
 )
 from rekindle.coordinator.machine.roster import Node, Rank, Status
-from rekindle.job.spec import JobSpec
 from rekindle.protocol import agent as p
 from rekindle.recovery.faults.fault import Fault, FaultKind
 from rekindle.recovery.journal import journal
-from rekindle.recovery.policy.plan import AvailableState, Plan, RankPlan, StateSource, make_plan
+from rekindle.recovery.policy import plan as plans_of
+from rekindle.recovery.policy.plan import AvailableState, Plan, RankPlan, StateSource
 from rekindle.states import StateId, is_clean
 
 
@@ -112,7 +112,8 @@ class Generations:
             self._job.do(SetTimer(Timer.JOIN, self._spec.policy.join_timeout_s))
         self._job.session = self._job.sessions_seen = True
         rank.status, rank.arrived = Status.WAITING, message
-        if error := _shard_error(rank, message.shard, self._spec):
+        worlds = self._spec.least_nodes, self._spec.nodes
+        if error := plans_of.shard_error(rank.rank, rank.shard, message.shard, worlds):
             self._report(self._job.fault(FaultKind.LAUNCH, rank, error))
             return
         rank.shard = message.shard
@@ -232,11 +233,11 @@ class Generations:
         return True
 
     def _plan(self) -> Plan:
-        return make_plan(self._holdings())
+        return plans_of.make_plan(self._holdings())
 
     def state_without(self, nodes: Collection[int]) -> StateId:
         """Return the state from which the arrived ranks would continue without these nodes."""
-        plan = make_plan(self._holdings(nodes))
+        plan = plans_of.make_plan(self._holdings(nodes))
         return StateId(plan.step, plan.state_generation)
 
     def _holdings(self, without: Collection[int] = ()) -> dict[int, AvailableState]:
@@ -444,19 +445,3 @@ class Generations:
 
 def _replica_address(agent: Node) -> p.ReplicaAddress:
     return p.ReplicaAddress(host=agent.address, port=agent.replica_port)
-
-
-def _shard_error(rank: Rank, shard: int | None, spec: JobSpec) -> str:
-    """Return why a rank cannot have this shard of the training state; an empty text if it can."""
-    if rank.shard not in (None, shard):
-        return (
-            f"rank {rank.rank} has shard {shard} of the training state, but had shard "
-            f"{rank.shard} before; choose the shard from the rank's number only"
-        )
-    if shard is not None and spec.least_nodes < spec.nodes:
-        return (
-            f"rank {rank.rank} has a shard of the training state, so a world of fewer nodes would "
-            f"not have all shards; run the job with --nnodes={spec.nodes}, not with "
-            f"{spec.least_nodes}:{spec.nodes}"
-        )
-    return ""
