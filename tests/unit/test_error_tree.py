@@ -10,7 +10,7 @@ from repository import ROOT
 from rekindle import errors
 
 # Control flow: inside one module, or through the handlers of a framework or of the script.
-NO_ERRORS = {"Rewind", "SkippedStepError", "_Unknown"}
+NO_ERRORS = {"Rewind", "_Unknown"}
 
 
 def declared() -> dict[str, str]:

@@ -59,6 +59,11 @@ def coo_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
     return [tensor._indices(), tensor._values()]
 
 
+def batches_given(iterator: Any) -> int | None:
+    """Return how many batches the iterator of a DataLoader has given; None: it is another one."""
+    return getattr(iterator, "_num_yielded", None)
+
+
 def reset_group_count() -> None:
     """Give the next default group the name of the first group in a new process.
 

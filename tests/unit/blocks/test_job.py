@@ -227,7 +227,7 @@ def test_a_policy_that_names_strategies_to_approve_allows_restarts(tmp_path: Pat
     [
         ({"nodes": 0}, "job.nodes: Input should be greater than or equal to 1"),
         ({"node": 2}, "job.node: there is no such field; remove it, or correct its name"),
-        ({"script": ""}, "job: give a script or a module; neither is given"),
+        ({"script": ""}, "job: give a script, a module or a program; none is given"),
         (
             {"kubernetes": {"image": ""}},
             "job.kubernetes: image is ''; name the image that holds the training script",

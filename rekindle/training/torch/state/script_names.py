@@ -226,8 +226,9 @@ def position_of(iterator: Any) -> Any:
         if frame is None or iterator.gi_running:  # one around session.batches() runs now
             return None
         return frame.f_lasti, [id(each) for each in frame.f_locals.values()]
-    if hasattr(iterator, "_num_yielded"):
-        return iterator._num_yielded
+    given = private.batches_given(iterator)
+    if given is not None:
+        return given
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # of itertools
