@@ -103,7 +103,8 @@ class Arguments:
     @property
     def may_have_epochs(self) -> bool:
         """Whether the script may have a loop over epochs."""
-        return not (self.sampler or self.loader or self.keep_global_batch or self.per_rank)
+        own = self.sampler is not None or self.loader is not None
+        return not (own or self.keep_global_batch or self.per_rank)
 
     def check_epochs(self, *, alone: bool) -> None:
         """Check a loop over epochs. alone: ranks have a state that they share with no other.
