@@ -98,7 +98,8 @@ def run(
     if kind == "program":
         execute(target, arguments, working_directory)
     answer_signals(Path(environment[names.ENV_STACK_FILE]))
-    _name_temporary_folder(names.temporary_folder(environment))
+    if names.ENV_SLOT in environment:  # not in a program of the agent, such as a node check
+        _name_temporary_folder(names.temporary_folder(environment))
     # An error must not be judged by the fork server's main module, which runpy would put back.
     sys.modules["__main__"] = main = types.ModuleType("__main__")
     try:

@@ -43,14 +43,20 @@ from rekindle.recovery.journal.journal import (
     Progress,
     Restored,
 )
-from rekindle.reporting.event_text import incident_row, level, resumes, sentence
+from rekindle.reporting.event_text import (
+    incident_row,
+    level,
+    resumed_text,
+    resumes,
+    sentence,
+    skipped_checkpoints,
+)
 from rekindle.reporting.run_state import AWAITING_APPROVAL, RUNNING, shown
 from rekindle.supervised import reported_threads
 from rekindle.tasks import job_access as jobs
 from rekindle.tasks.prefect_api import Log
 from rekindle.tasks.prefect_api.approval_form import ApprovalQuestion
 from rekindle.tasks.prefect_api.notifier import PrefectNotifier
-from rekindle.tasks.restore import restore
 
 _STEPS: dict[type[AnyEvent], tuple[str, ...]] = {
     Answered: ("answered",),
@@ -237,3 +243,14 @@ def _end(history: list[AnyEvent], job_id: str) -> Ended:
             "directory"
         )
     return end
+
+
+@task(name="restore", cache_policy=NO_CACHE)
+def restore(history: list[AnyEvent]) -> str:
+    """Log the checkpoint from which the newest attempt resumes, and the skipped ones."""
+    log = get_run_logger()
+    for skipped in skipped_checkpoints(attempts.newest(history)):
+        log.warning("The restart skips checkpoint %s: %s", skipped.path, skipped.reason)
+    text = resumed_text(history)
+    log.info("%s", text)
+    return text
