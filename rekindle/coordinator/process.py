@@ -45,7 +45,6 @@ from rekindle.job.journal_file import JournalFile
 from rekindle.job.spec import Endpoint, JobDirectory
 from rekindle.protocol.agent import decode_from_agent, encode
 from rekindle.recovery.journal import journal
-from rekindle.recovery.policy.dialect import Dialect
 from rekindle.silence import GAP_S, MOST_GRACE_S
 from rekindle.supervised import supervised
 from rekindle.writer import take_streams
@@ -67,24 +66,22 @@ OTHER_FILES = 64  # open files besides agents' connections: journal, followers, 
 _loading = threading.Lock()
 
 
-def load_tables(user_file: str, dialect: Dialect) -> Tables:
-    """Return the tables of faults for a policy's dialect. Only the first call reads them.
-
-    Other calls wait for it.
+def load_tables(user_file: str) -> Tables:
+    """Return the tables of faults. Only the first call reads them; others wait for it.
 
     The coordinator makes this call before it needs the tables, if there is time.
     Raises UsageError: the user's file cannot be used.
     """
     # msgspec 0.22 can crash if two threads decode a class for the first time at the same time.
     with _loading:
-        return _read_tables(user_file, dialect)
+        return _read_tables(user_file)
 
 
 @functools.cache
-def _read_tables(user_file: str, dialect: Dialect) -> Tables:
+def _read_tables(user_file: str) -> Tables:
     from rekindle.recovery.faults.tables.tables import Tables
 
-    return Tables.load(Path(user_file) if user_file else None, dialect)
+    return Tables.load(Path(user_file) if user_file else None)
 
 
 class Coordinator:
@@ -96,9 +93,7 @@ class Coordinator:
         journal_file = JournalFile(directory.journal_file)
         past = journal_file.known
         self.event_log = EventLog(journal_file, self._carry_out_waiting)
-        self.tables = functools.partial(
-            load_tables, self.spec.fault_tables, self.spec.policy.dialect
-        )
+        self.tables = functools.partial(load_tables, self.spec.fault_tables)
         self.machine = Machine(self.spec, self.tables, attempt=attempt, earlier=earlier(past))
         self._inherited = inheritance(past, attempt)
         self.ended = asyncio.Event()

@@ -43,10 +43,8 @@ from rekindle.recovery.journal.journal import (
     Progress,
     RanksDiffer,
     RanksStarted,
-    ResetSkipped,
     Restored,
     SpareLost,
-    StepSkipped,
     Stopping,
     Suspected,
 )
@@ -74,7 +72,7 @@ def level(event: AnyEvent) -> int:
     match event:
         case FaultSeen() | CheckpointFailed() | CheckpointSkipped() | CheckpointLeftOut():
             return logging.WARNING
-        case RanksDiffer() | ResetSkipped() | StepSkipped():
+        case RanksDiffer():
             return logging.WARNING
         case CheckpointsPruned():
             return logging.WARNING if event.error else logging.DEBUG
@@ -117,7 +115,6 @@ def words(event: AnyEvent) -> str:
             | FinalCheckpoint()
             | NodeChecked()
             | Profiled()
-            | ResetSkipped()
             | Slowed()
             | SlowOver()
             | Examined()
@@ -128,8 +125,6 @@ def words(event: AnyEvent) -> str:
                 f"{listed('rank', event.ranks)} hold different values of {event.item} after step "
                 f"{event.step}; a replaced rank would get those of another rank"
             )
-        case StepSkipped():
-            return f"incident {event.incident}: {event.fault.message}; training continues"
         case Stopping():
             return f"the job stops: {event.reason}"
         case Ended():

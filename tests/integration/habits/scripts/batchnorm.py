@@ -1,4 +1,4 @@
-"""Use BatchNorm. All ranks have the running statistics of rank 0 after each step."""
+"""Use BatchNorm. Its statistics are not compared: a replaced rank gets those of another rank."""
 
 import torch
 from habits.common import STEPS, end, net, samples, strike
@@ -6,8 +6,7 @@ from habits.common import STEPS, end, net, samples, strike
 from rekindle.training.torch import Session, StepSampler
 
 inputs, targets = samples()
-norm = torch.nn.BatchNorm1d(16)
-model = net(norm)
+model = net(torch.nn.BatchNorm1d(16))
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
 sampler = StepSampler(len(inputs), batch_size=4)
 with Session(model=model, optimizer=optimizer, sampler=sampler, ddp=True) as session:
@@ -17,8 +16,8 @@ with Session(model=model, optimizer=optimizer, sampler=sampler, ddp=True) as ses
             loss = torch.nn.functional.mse_loss(
                 session.model(inputs[step.indices]), targets[step.indices]
             )
-            step.log(loss=loss, mean=norm.running_mean)
+            step.log(loss=loss)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-end(model=model, optimizer=optimizer)
+end(parameters=dict(model.named_parameters()), optimizer=optimizer)

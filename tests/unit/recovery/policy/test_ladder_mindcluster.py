@@ -78,8 +78,7 @@ def test_the_switch_of_process_level_recovery(switch: str) -> None:
     """The strategies apply only while process-level recovery is on."""
     labels, words = {a.PROCESS_RECOVER: switch}, {a.RECOVER_STRATEGY: "retry,dump"}
     assert a.from_mindcluster(labels, words).strategies == ()
-    on = (Strategy.RETRY, Strategy.DUMP)  # without the label, as in MindCluster 7.2
-    assert a.from_mindcluster({}, words).strategies == on
+    assert a.from_mindcluster({}, words).strategies == ()
 
 
 @pytest.mark.parametrize("scheduling", ["grace", "force", "external-grace", "external-force"])

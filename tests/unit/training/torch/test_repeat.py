@@ -14,9 +14,7 @@ import pytest
 import torch
 
 from rekindle.errors import SessionError
-from rekindle.training.torch.repeat import Repeat
-from rekindle.training.torch.state.script_values import SMALL_BYTES
-from rekindle.training.torch.state.script_values import Blocks as Values
+from rekindle.training.torch.repeat import SMALL_BYTES, LocalValues, Repeat
 
 BLOCKS = 6
 
@@ -31,7 +29,7 @@ class Blocks:
     def __init__(self) -> None:
         self.tries: list[int] = []
         self._repeat = Repeat()
-        self._values = Values([self])
+        self._values = LocalValues([self])
         self._first = False
 
     def __enter__(self) -> Blocks:
