@@ -29,8 +29,8 @@ _DIED = "died"  # no attempt has ended, and no coordinator answers
 class ListedJob(msgspec.Struct, frozen=True, kw_only=True):
     """One job of this machine and user.
 
-    state: succeeded, failed or stopped; while it runs, as in `rekindle status`; otherwise died.
-    finished: steps; -1: not known. began, ended: seconds since the epoch; 0: not yet.
+    state: how the job ended, or its state in `rekindle status`. A job without a coordinator has
+    died. finished: its steps; -1: not known. began, ended: seconds since the epoch; 0: not yet.
     """
 
     job_id: str
@@ -74,18 +74,7 @@ def list_jobs(options: argparse.Namespace) -> None:
 def _listed(directory: JobDirectory) -> ListedJob | None:
     """Return the row of a job; None: the folder has no job, or its attempt has not begun."""
     name, path = directory.path.name, str(directory.path)
-    try:
-        first, last = first_event(directory.journal_file), last_event(directory.journal_file)
-    except RekindleError as error:
-        return ListedJob(
-            job_id=name,
-            state="unreadable",
-            finished=-1,
-            began=0.0,
-            ended=0.0,
-            reason=str(error),
-            directory=path,
-        )
+    first, last = first_event(directory.journal_file), last_event(directory.journal_file)
     if first is None:
         return None
     state, finished, ended, reason = _DIED, -1, 0.0, ""

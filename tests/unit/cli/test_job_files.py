@@ -60,7 +60,7 @@ def with_output(home: Path, monkeypatch: pytest.MonkeyPatch, **text: str) -> Pat
 
 
 def test_jobs_are_listed_with_the_newest_first(tmp_path: Path, run: Run) -> None:
-    """The list has a job that ended, one that died, and one whose journal is not readable."""
+    """The list has a job that ended and one that died. A folder without a journal is no job."""
     write(tmp_path, "old", STARTED, ENDED)
     write(tmp_path, "new", msgspec.structs.replace(STARTED, at=2e9))
     (tmp_path / "jobs" / "empty").mkdir()
