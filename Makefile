@@ -11,6 +11,7 @@ STAMP := .venv/.installed
 TOOLS_STAMP := .venv/.tools-installed
 # A test reads the source of this wheel. It cannot be installed without an NPU's driver.
 WHEELS := .venv/wheels
+NPU_VERSION := $(shell sed -n 's/^torch-npu==//p' constraints.txt)
 NPU_WHEEL := torch-npu --constraint constraints.txt --dest $(WHEELS) --no-deps \
 	--only-binary :all: --implementation cp --python-version 3.11 --platform manylinux_2_28_x86_64
 # MindSpore needs another NumPy than torch, so it has an environment of its own. Only tests,
@@ -65,7 +66,8 @@ tools: $(TOOLS_STAMP)
 $(TOOLS_STAMP): $(STAMP)
 	@echo 'Installing the tools for checks and tests into .venv'
 	@$(PIP) install --editable '.[torch,prefect,dev,docs]' --constraint constraints.txt
-	@ls $(WHEELS)/torch_npu-*.whl >/dev/null 2>&1 || $(PIP) download $(NPU_WHEEL)
+	@ls $(WHEELS)/torch_npu-$(NPU_VERSION)-*.whl >/dev/null 2>&1 || \
+		{ rm -f $(WHEELS)/torch_npu-*.whl && $(PIP) download $(NPU_WHEEL); }
 	@touch $(TOOLS_STAMP)
 
 mindspore: $(MINDSPORE_STAMP)

@@ -1,9 +1,10 @@
 """A rank that trains a model alternately with and without the Session, and measures both.
 
-Arguments: folder, size, seconds, steps per block, steps to watch closely. Rank r writes
-FOLDER/times<r>.json. Both ways use the same model, DDP wrapper and optimizer, in one process:
-between two copies of a model the place in memory causes a difference of up to a percent. Both ways
-write the loss of every step to a file.
+Arguments: folder, size, seconds, steps per block, steps to watch closely, and what the Session is
+compared with: a plain script, or a Session without digests. The size `habits` is another model.
+Rank r writes FOLDER/times<r>.json. Both ways use the same model, DDP wrapper and optimizer, in one
+process: between two copies of a model the place in memory causes a difference of up to a percent.
+Both ways write the loss of every step to a file.
 """
 
 # ruff: noqa: E402
@@ -26,13 +27,15 @@ progress.tell("up")  # before torch is imported
 
 import torch
 import torch.distributed as dist
+from _habits_task import HabitsTask
 from _task import BATCH_SIZE, PlainSampler, Task
 
 from rekindle.training.torch import Session, Step, StepSampler
 from rekindle.training.torch.state.capture import capture
 
-WARM_UP = 10  # pairs
+WARM_UP = 100  # steps of each block, but no more than 10 pairs
 ASK_EVERY = 5  # pairs between two checks of the clock, in which all ranks take part
+NO_DIGESTS = "no-digests"
 
 Block = Callable[[], None]
 Pair = tuple[float, float, float, float]
@@ -41,15 +44,21 @@ Pair = tuple[float, float, float, float]
 def main() -> None:
     folder, size = Path(sys.argv[1]), sys.argv[2]
     seconds, length, watched_count = map(int, sys.argv[3:6])
-    task = Task(size)
+    against = sys.argv[6]
+    task = HabitsTask() if size == "habits" else Task(size)
     sampler = StepSampler(len(task.windows), BATCH_SIZE)
-    with Session(model=task.model, optimizer=task.optimizer, sampler=sampler, ddp=True) as session:
+    objects = {"model": task.model, "optimizer": task.optimizer, "extra": task.beside}
+    with Session(**objects, sampler=sampler, ddp=True) as session:
         steps = session.steps(10**9)
         rank = session.rank
         with (folder / f"losses{rank}").open("wb", buffering=0) as losses:
             plain = Plain(task, session, losses.fileno())
-            blocks = (partial(plain.steps, length), session_block(task, length, steps, session))
-            for turn in range(WARM_UP):
+            ours = session_block(task, length, steps, session)
+            if against == NO_DIGESTS:
+                blocks = (partial(without_digests, ours, session), ours)
+            else:
+                blocks = (partial(plain.steps, length), ours)
+            for turn in range(min(10, WARM_UP // length)):
                 timed_pair(blocks, turn)
             progress.tell("begin")
             pairs = timed_pairs(blocks, seconds)
@@ -63,7 +72,7 @@ def main() -> None:
 class Plain:
     """The training of a script without Rekindle."""
 
-    def __init__(self, task: Task, session: Session, losses: int) -> None:
+    def __init__(self, task: Task | HabitsTask, session: Session, losses: int) -> None:
         self._task, self._session, self._losses = task, session, losses
         self._sampler = PlainSampler(len(task.windows), session.rank, session.world_size)
         self._hooks = task.optimizer._optimizer_step_pre_hooks  # only the Session's
@@ -71,12 +80,18 @@ class Plain:
 
     def steps(self, count: int) -> None:
         """Do `count` steps without the Session."""
+        with self.alone():
+            for _ in range(count):
+                loss = self._task.forward(self._session.model, self.indices())
+                self.log(loss)
+                self._task.update(loss)
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Do the updates of the block without the hooks of the Session."""
         hooks = self._hooks.copy()
         self._hooks.clear()
-        for _ in range(count):
-            loss = self._task.forward(self._session.model, self.indices())
-            self.log(loss)
-            self._task.update(loss)
+        yield
         self._hooks.update(hooks)
 
     def indices(self) -> list[int]:
@@ -90,7 +105,17 @@ class Plain:
         os.write(self._losses, json.dumps(record).encode() + b"\n")
 
 
-def session_block(task: Task, length: int, steps: Iterator[Step], session: Session) -> Block:
+def without_digests(block: Block, session: Session) -> None:
+    """Run a block whose Session compares no digests."""
+    digests = session._loop.generations.digests
+    digests._alone = True
+    block()
+    digests._alone = False
+
+
+def session_block(
+    task: Task | HabitsTask, length: int, steps: Iterator[Step], session: Session
+) -> Block:
     """Return a function that does the same steps through the Session."""
 
     def block() -> None:
@@ -130,7 +155,7 @@ def timed_pair(blocks: tuple[Block, Block], turn: int) -> Pair:
 
 
 def watched_steps(
-    count: int, task: Task, plain: Plain, steps: Iterator[Step], session: Session
+    count: int, task: Task | HabitsTask, plain: Plain, steps: Iterator[Step], session: Session
 ) -> dict[str, object]:
     """Measure single steps: the CPU microseconds of the Session's own work in each.
 
@@ -153,19 +178,20 @@ def watched_steps(
     return {"own_us": own, "plain_us": same, "ends": ends, **sizes}
 
 
-def watched_plain_step(task: Task, plain: Plain, session: Session) -> dict[str, float]:
+def watched_plain_step(task: Task | HabitsTask, plain: Plain, session: Session) -> dict[str, float]:
     watch = Watch()
     with watch.part("indices"):
         indices = plain.indices()
     loss = task.forward(session.model, indices)
     with watch.part("log"):
         plain.log(loss)
-    task.update(loss)
+    with plain.alone():
+        task.update(loss)
     return watch.spent
 
 
 def watched_step(
-    task: Task, steps: Iterator[Step], session: Session
+    task: Task | HabitsTask, steps: Iterator[Step], session: Session
 ) -> tuple[dict[str, float], float]:
     watch = Watch()
     with watch.part("begin"):

@@ -25,7 +25,10 @@ from _jobs import Job
 LIMIT_S = 900.0
 MODES = {"none": 0, "snapshot_every_10": 10, "snapshot_every_1": 1}
 TARGET = 1.004
+HABITS_TARGET = 1.02
 LARGE_MB = 100
+COMPARED = 64  # steps between two comparisons of digests
+PLAIN, NO_DIGESTS = "plain", "no-digests"  # what the Session is compared with
 OF = ("snapshot", "memcpy")
 CORES = os.cpu_count() or 1
 
@@ -49,6 +52,9 @@ def main() -> None:
         for name, every in MODES.items():
             result[name] = _mode(folder / name, args, every)
             _show_mode(name, result[name])
+        result["digests"] = _digests(folder / "digests", args)
+        result["habits_model"] = _mode(folder / "habits", args, 0, size="habits")
+        _show_mode("a model with BatchNorm, EMA, a meter, a generator", result["habits_model"])
         result["snapshot"] = {
             "example": result["snapshot_every_1"].pop("snapshot"),
             f"{LARGE_MB}_MB": _large_snapshot(folder / "large", 20 if args.quick else 100),
@@ -56,17 +62,18 @@ def main() -> None:
     result["snapshot"]["over_memcpy"] = result["snapshot"][f"{LARGE_MB}_MB"]["over_memcpy"]
     _show_snapshots(result["snapshot"])
     _show_verdict(result["none"])
+    _show_others(result)
     finish(result, conditions, args.json)
 
 
 # ---- one interval of snapshots
 
 
-def _mode(folder: Path, args: argparse.Namespace, every: int) -> dict[str, Any]:
+def _mode(folder: Path, args: argparse.Namespace, every: int, *, size: str = "") -> dict[str, Any]:
     """Run one job and compare its pairs of blocks."""
     # Without snapshots single steps alternate; with snapshots a block contains a complete interval.
     length, seconds = (10, args.seconds // 2) if every else (1, args.seconds)
-    arguments = [args.size, seconds, length, 30 if args.quick else 200]
+    arguments = [size or args.size, seconds, length, 30 if args.quick else 200, PLAIN]
     extra = ["--snapshot-every", str(every)]
     with _jobs.rekindle(folder, "_rank_overhead.py", arguments, extra, ranks=args.ranks) as job:
         helpers = _helpers_share(job)
@@ -74,6 +81,16 @@ def _mode(folder: Path, args: argparse.Namespace, every: int) -> dict[str, Any]:
         timed = json.loads((folder / "times0.json").read_text())
     mode = _compare(timed["pairs"], length, helpers) | _own_work(timed)
     return mode | ({"snapshot": _against_copy(timed)} if every == 1 else {})
+
+
+def _digests(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
+    """Compare blocks with one comparison of digests each, and the same blocks without it."""
+    arguments = [args.size, args.seconds, COMPARED, 1, NO_DIGESTS]
+    extra = ["--snapshot-every", "0"]
+    with _jobs.rekindle(folder, "_rank_overhead.py", arguments, extra, ranks=args.ranks) as job:
+        _wait(job, "written")
+        timed = json.loads((folder / "times0.json").read_text())
+    return _compare(timed["pairs"], COMPARED, 0.0)
 
 
 def _compare(pairs: list[Pair], length: int, helpers: float) -> dict[str, Any]:
@@ -218,6 +235,18 @@ def _show_verdict(mode: dict[str, Any]) -> None:
         print(f"that is too uncertain to be told from {target}: more --seconds, or less load")
     else:
         print(f"that {'meets' if ratio < TARGET else 'misses'} {target}")
+
+
+def _show_others(result: dict[str, Any]) -> None:
+    digests, habits = result["digests"], result["habits_model"]
+    print(
+        f"digests: a step takes {(digests['ratio'] - 1) * 100:.2f} % longer than without them "
+        f"(standard error {digests['ratio_standard_error'] * 100:.2f} %)\n"
+        f"a model with BatchNorm, EMA, a meter and a generator: {(habits['ratio'] - 1) * 100:.2f} "
+        f"% of a step of {habits['plain_step_ms']} ms (standard error "
+        f"{habits['ratio_standard_error'] * 100:.2f} %); the target is at most "
+        f"{(HABITS_TARGET - 1) * 100:.0f} %"
+    )
 
 
 if __name__ == "__main__":

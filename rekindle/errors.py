@@ -8,10 +8,11 @@
     │   ├── UnansweredError
     │   │   └── SilentError
     │   ├── LeaseHeldError
+    │   ├── DevicesHeldError
     │   ├── JobFailedError
     │   ├── RecordLostError
+    │   ├── HopelessError
     │   ├── RejectedError
-    │   ├── HopelessError         engines.kubernetes.engine
     │   ├── DamagedError          engines.kubernetes.client.api_errors
     │   ├── ApiError              engines.kubernetes.client.api_errors
     │   │   ├── MissingObjectError
@@ -30,8 +31,11 @@
     ├── CheckerError              agent.checkers
     ├── DcmiError                 agent.devices.dcmi
     │   └── NoDcmiError
+    ├── SkippedStepError          training.torch.guard
     ├── UnexpectedError
-    ├── UnknownLoopError          cli.adapt_training
+    ├── UnknownLoopError          cli.adapt.training
+    ├── SupersededError           tasks.run_watch
+    ├── OverruledError            tasks.run_watch
     └── UnusableError             rank.member
 
 Other exception classes derive from a library's exception, for code that catches both: a
@@ -92,12 +96,20 @@ class LeaseHeldError(JobError):
     """Another process steers this job; only one process may steer a job."""
 
 
+class DevicesHeldError(JobError):
+    """Another job holds a device of this machine that the job needs."""
+
+
 class JobFailedError(JobError):
     """The job ended in failure."""
 
 
 class RecordLostError(JobError):
     """A job has succeeded, but another machine has its record, or the record was removed."""
+
+
+class HopelessError(JobError):
+    """The job's pods cannot run as described."""
 
 
 class RejectedError(JobError):

@@ -26,7 +26,7 @@ ENV_METRICS_FILE = "REKINDLE_METRICS_FILE"  # file for the rank's step records
 ENV_SNAPSHOT_EVERY = "REKINDLE_SNAPSHOT_EVERY"  # steps between snapshots; 0 = never
 ENV_CHECKPOINT_STORE = "REKINDLE_CHECKPOINT_STORE"  # location of the store
 
-# ModelArts, set by the user: seconds that a reschedule may wait for the end of the old placement.
+# ModelArts, set by the user: seconds that a reschedule may wait for old pods after their grace.
 ENV_FAILOVER_GRACE = "MA_FAILOVER_TERMINATION_GRACE_PERIOD_SECONDS"
 
 # The command line and the engine read these.
@@ -45,6 +45,7 @@ ENV_HOST_NAME = "REKINDLE_HOST_NAME"  # the agent's name for its host; default: 
 ENV_PROFILING_CAP_MB = "REKINDLE_PROFILING_CAP_MB"  # size of all records
 ENV_PROFILING_FILE_MB = "REKINDLE_PROFILING_FILE_MB"  # size of one file
 ENV_PROFILING_FLUSH_S = "REKINDLE_PROFILING_FLUSH_S"  # seconds between two writes of a rank
+PROFILING_SETTINGS = (ENV_PROFILING_CAP_MB, ENV_PROFILING_FILE_MB, ENV_PROFILING_FLUSH_S)
 
 # Credentials of a store in S3. Without them boto3 finds credentials.
 ENV_STORE_ACCESS_KEY_ID = "REKINDLE_STORE_ACCESS_KEY_ID"
@@ -64,6 +65,7 @@ ENDPOINT_FILE = "coordinator.json"
 BUG_FILE = "-bug-"  # in the name of a report of a bug: PROCESS-bug-N.json
 LAUNCH_LOCK_FILE = "launch.lock"
 CALLERS_FILE = "callers"  # the flow runs that launched the job, and the calls that got its result
+DEVICES_FILE = "devices"  # names of the devices that the job holds, one a line
 NOTICES_FILE = "prefect-notices"  # the number of the last event that Prefect has
 LOGS_DIRECTORY = "logs"
 ERROR_FILE = "error.json"  # the error of a rank, next to its output, in torchrun's form
@@ -83,6 +85,7 @@ BROUGHT_DIRECTORY = "brought"  # a checkpoint that the retrain flow copied from 
 # Files of the home directory, which all jobs share.
 HOSTS_FILE = "hosts.jsonl"  # events on hosts
 HOSTS_DIRECTORY = "hosts"  # files of the simulated hosts
+DEVICES_DIRECTORY = "devices"  # files of the devices that jobs hold
 CONDITION_SUFFIX = ".condition"  # file next to a simulated host's file: its faults
 
 # In the coordinator's container of a job in pods.
@@ -110,7 +113,7 @@ PATH_ATTEMPT = "/attempt"  # for a coordinator in a pod, between attempts
 
 # The coordinator answers the ping of an agent with this while it ends the job.
 ENDING = b"ending"
-WIRE_VERSION = 17
+WIRE_VERSION = 18
 OFFERS = 32  # checkpoints that a node offers, newest first; a restore tries no older ones
 KILLED_S = 30.0  # seconds that a process may live after SIGKILL; the kernel can block it forever
 SPARE = -1  # node rank of a spare: an agent that waits to replace a lost node

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from rekindle import names
-from rekindle.agent.devices.tools import reset_device
+from rekindle.agent.devices.resets import DeviceResets
 from rekindle.agent.fork_server import Child, ForkServers
 from rekindle.agent.fork_server_process import ForkOrder, RunRank
 from rekindle.agent.leftovers import end_helpers, marks_of
@@ -64,6 +64,7 @@ class RankSupervisor:
         self._spec = spec
         self._snapshots = snapshots
         self._send = send
+        self._resets = DeviceResets(spec, state, send)
         self._environment = environment
         self._starts: Counter[int] = Counter()  # of each rank
         self._marks: dict[int, frozenset[bytes]] = {}  # of each rank's newest process
@@ -138,19 +139,19 @@ class RankSupervisor:
         state.formed_ns = time.time_ns()
         self._waiting.clear()
         self._pages.agreed(form.step, at_most=True)
+        self._snapshots.own.former = form.former
         if form.shards > 1 or form.suspicions:  # otherwise all snapshots stay as they are
             self._snapshots.formed(form)
-        for rank in self._ranks.values():
-            own = {rank.rank: form.ranks[rank.rank]}
-            plan = {rank.rank: form.plan[rank.rank]}
-            rank.send(msgspec.structs.replace(form, ranks=own, plan=plan, replica_addresses={}))
+        for number, rank in self._ranks.items():
+            own = {"ranks": {number: form.ranks[number]}, "plan": {number: form.plan[number]}}
+            rank.send(msgspec.structs.replace(form, **own, replica_addresses={}, former=None))
 
     def _set(self, order: protocol.Settings) -> None:
         self._state.profile = order.profile
         self._tell_all(order)
 
     def _over(self, over: protocol.GenerationEnded) -> None:
-        if self._shards:  # only snapshots of shards have replicas on other nodes
+        if self._shards or self._snapshots.own.former is not None:  # transfers may be under way
             self._snapshots.break_off()
         self._tell_all(with_local_progress(over, self._pages.every))
 
@@ -215,12 +216,9 @@ class RankSupervisor:
         if self._store is not None and self._store.restart is None:
             self._store.restart = spawn.restart
         try:
-            for number in spawn.ranks:
-                if number in spawn.reset:
-                    device = number - self._state.ranks.start
-                    if error := await reset_device(device, self._state.host):
-                        self._send(protocol.DeviceResetFailed(rank=number, error=error))
-                        continue
+            # No rank starts before the resets, because a reset may end other devices as well.
+            broken = await self._resets.reset(spawn.reset)
+            for number in (each for each in spawn.ranks if each not in broken):
                 try:
                     process = await self._start(number, spawn)
                 except (RekindleError, OSError) as error:
@@ -377,13 +375,13 @@ class RankSupervisor:
             self._ended.add(exited.rank)
         else:
             # The next process of the rank waits for it, and the report does not.
-            helpers = in_background(self._end_helpers(rank.rank), self._tasks)
-            self._helpers[rank.rank] = helpers
+            self._helpers[rank.rank] = in_background(self._end_helpers(rank.rank), self._tasks)
             exited = msgspec.structs.replace(
                 exited, error=await self._output.error_of(rank.rank, rank.error)
             )
             if exited.error is None and said and exited.exit.signal not in _UNEXPLAINED:
                 say(f"rank {rank.rank} ended with {exited.exit}; the end of its stderr: {said}")
+                exited = msgspec.structs.replace(exited, said=said)
         if self._leaving.get(exited.rank) == exited.pid:
             del self._leaving[exited.rank]
         self._send(exited)

@@ -97,7 +97,7 @@ async def dump(pid: int, limit_s: float) -> str:
     if tool is None:
         return ""
     arguments = ("dump", "--nonblocking", "--full-filenames", "--pid", str(pid))
-    written, error = await device_tools.run(limit_s, tool, *arguments)
+    written, error, _ = await device_tools.run(limit_s, tool, *arguments)
     if error and not written:  # the inspection continues without the stack
         say(error)
     return translate(written)

@@ -8,18 +8,29 @@ from __future__ import annotations
 
 import enum
 import functools
+import re
 import types
 from collections.abc import Callable
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import msgspec
-from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, create_model
-from pydantic_core import core_schema
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    ValidationError,
+    create_model,
+)
+from pydantic_core import ErrorDetails, core_schema
 
 from rekindle.errors import UsageError
 from rekindle.settings import CHOICES, declared
 
 _CONSTRAINTS = ("ge", "gt", "le", "lt", "pattern", "description", "title")
+_CHOICES = re.compile(r"\^\(([a-z|-]+)\)\$")  # a pattern of _item()
+_OF_PYDANTIC = re.compile(r"[\[(]")  # in the name of a validator, and in no name of a field
+Filled = TypeVar("Filled", bound=BaseModel)
 
 
 class Form:
@@ -51,6 +62,37 @@ class Form:
             handler.generate_schema(model_of(source, self._title or source.__name__)),
             serialization=core_schema.plain_serializer_function_ser_schema(_plain),
         )
+
+
+def read(kind: type[Filled], value: object, name: str) -> Filled:
+    """Return a form from the values that a person gives. name: of the parameter.
+
+    Raises UsageError: the text is one line, and has each wrong field.
+    """
+    try:
+        return kind.model_validate(value)
+    except ValidationError as error:
+        raise UsageError(mistakes(error, name)) from None
+
+
+def mistakes(error: ValidationError, name: str = "") -> str:
+    """Return all wrong fields in one line. name: stands before the names of the fields."""
+    found = error.errors(include_url=False, include_context=True, include_input=False)
+    return "; ".join(_mistake(each, name) for each in found)
+
+
+def _mistake(found: ErrorDetails, name: str) -> str:
+    words = [str(each) for each in found["loc"] if not _OF_PYDANTIC.search(str(each))]
+    field = ".".join(filter(None, (name, *words)))
+    if found["type"] == "extra_forbidden":
+        return f"{field}: there is no such field; remove it, or correct its name"
+    if found["type"] == "missing":
+        return f"{field}: give a value"
+    if found["type"] == "string_pattern_mismatch":
+        choices = _CHOICES.fullmatch(found["ctx"]["pattern"])
+        if choices:
+            return f"{field}: choose from {choices[1].replace('|', ', ')}"
+    return f"{field}: {found['msg'].removeprefix('Value error, ')}"
 
 
 def setting(default: msgspec.Struct, description: str) -> Any:

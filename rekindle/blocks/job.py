@@ -18,9 +18,10 @@ from pydantic import (
 )
 
 from rekindle import names
-from rekindle.blocks.forms import setting
+from rekindle.blocks.forms import mistakes, setting
 from rekindle.blocks.job_fields import (
     CheckpointDirectory,
+    DeviceName,
     KubernetesPods,
     MinNodes,
     NodeCheck,
@@ -28,6 +29,7 @@ from rekindle.blocks.job_fields import (
     ProcessesPerNode,
     RecoveryPolicy,
     Spares,
+    policy_of_rekindle,
 )
 from rekindle.checkpoints.location import absolute, below
 from rekindle.errors import UsageError
@@ -38,12 +40,16 @@ from rekindle.job.spec import (
     check,
     check_elsewhere,
     job_directory,
+    on_this_machine,
 )
 from rekindle.recovery.policy.policy import Policy
 
 DEFAULT_NAME = "train"
 _OF_CLUSTER = ("nodes", "processes_per_node", "min_nodes", "spares")
 _VARIABLE = re.compile(r"[^=\0]+")
+# Not in the form's schema: the server would answer with the pattern, and without a possible name.
+_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,39}")
+_NOT_IN_A_NAME = re.compile(r"[^a-z0-9]+")
 # The fields of a flow run that a job id may contain. They stay the same in a rerun, except that a
 # rerun of a parent gives each subflow another id and name: root_id is the id of the topmost run.
 FLOW_RUN_FIELDS = ("id", "root_id", "name", "flow_id", "deployment_id", "work_queue_name")
@@ -61,8 +67,8 @@ class TrainingJob(BaseModel):
 
     name: str = Field(
         default=DEFAULT_NAME,
-        pattern=r"^[a-z0-9][a-z0-9-]{0,39}$",
-        description="Short name of the job, of a-z 0-9 and -; the job id begins with it.",
+        description="Short name of the job, of 1 to 40 of a-z 0-9 and -; the job id begins with "
+        "it.",
     )
     job_id: str = Field(
         default="",
@@ -74,16 +80,20 @@ class TrainingJob(BaseModel):
     script: str = Field(
         default="",
         description="Python file that every rank runs, relative to the working directory. Give "
-        "either this or a module.",
+        "one of script, module and program.",
     )
     module: str = Field(
         default="",
-        description="Python module that every rank runs, as in `python -m`. Give either this or a "
-        "script.",
+        description="Python module that every rank runs, as in `python -m`.",
+    )
+    program: str = Field(
+        default="",
+        description="Any program that every rank runs, such as bash, instead of a script or a "
+        "module. With processes_per_node 1 it may start the ranks of its node itself.",
     )
     arguments: list[str] = Field(
         default=[],
-        description="Command-line arguments of the script or module.",
+        description="Command-line arguments of the script, module or program.",
     )
     framework: Literal["torch", "mindspore"] = Field(
         default="torch",
@@ -104,6 +114,14 @@ class TrainingJob(BaseModel):
             "With `kubernetes`: an absolute path in the image; required."
         ),
     )
+    devices: list[DeviceName] | None = Field(
+        default=None,
+        title="Devices",
+        description="Devices of the flow's machine that the job holds alone while it runs. Another "
+        "job that names one of them waits. Empty: every accelerator that the ranks can see, and "
+        "nothing on a machine without. An empty list: none. With `kubernetes` the cluster's "
+        "scheduler gives the devices.",
+    )
     checkpoint: CheckpointDirectory = Field(
         default=CheckpointDirectory(),
         description="Where the job writes checkpoints, and how often.",
@@ -117,6 +135,12 @@ class TrainingJob(BaseModel):
     allow_injection: bool = Field(
         default=False,
         description="Whether `rekindle inject` may inject faults into the job.",
+    )
+    only_newest: bool = Field(
+        default=False,
+        description="Whether a run is skipped if a newer run of its deployment is due when it "
+        "begins, for example after the worker was down. A run that has launched its job, and one "
+        "that a person retries, is not skipped.",
     )
     saved_cluster: str = Field(
         default="",
@@ -156,6 +180,17 @@ class TrainingJob(BaseModel):
     _credentials: dict[str, str] = PrivateAttr(default_factory=dict)
     _secret_variables: frozenset[str] = PrivateAttr(default=frozenset())
 
+    @field_validator("name")
+    @classmethod
+    def _name_is_possible(cls, name: str) -> str:
+        if not _NAME.fullmatch(name):
+            possible = _NOT_IN_A_NAME.sub("-", name.lower()).strip("-")[:40] or DEFAULT_NAME
+            raise ValueError(
+                f"{name!r} is no name of a job; use 1 to 40 of a-z 0-9 and -, and begin with a "
+                f"letter or digit, such as {possible!r}"
+            )
+        return name
+
     @field_validator("job_id")
     @classmethod
     def _job_id_is_possible(cls, job_id: str) -> str:
@@ -175,16 +210,30 @@ class TrainingJob(BaseModel):
                     f"Rekindle cannot set the environment variable {name!r}: a name must not "
                     "contain =, and a value must not contain a null character"
                 )
-            if name.startswith("REKINDLE_"):
+            if name.startswith("REKINDLE_") and name not in names.PROFILING_SETTINGS:
                 raise ValueError(f"Rekindle sets {name}; leave it out")
         return environment
 
     @model_validator(mode="after")
     def _one_entry(self) -> TrainingJob:
-        if bool(self.script) == bool(self.module):
-            given = "both are given" if self.script else "neither is given"
-            raise ValueError(f"give a script or a module; {given}")
+        given = [name for name in ("script", "module", "program") if getattr(self, name)]
+        if len(given) != 1:
+            found = f"{' and '.join(given)} are given" if given else "none is given"
+            raise ValueError(f"give a script, a module or a program; {found}")
         return self
+
+    @model_validator(mode="after")
+    def _devices_are_of_this_machine(self) -> TrainingJob:
+        if self.devices is not None and self.kubernetes is not None:
+            raise ValueError("leave devices out: in a cluster the scheduler gives them to the pods")
+        return self
+
+    @property
+    def entry(self) -> EntryKind:
+        """Return what every rank runs."""
+        if self.program:
+            return EntryKind.PROGRAM
+        return EntryKind.SCRIPT if self.script else EntryKind.MODULE
 
     def filled_in(self) -> TrainingJob:
         """Return the job with the values of its blocks.
@@ -214,7 +263,7 @@ class TrainingJob(BaseModel):
         try:
             job = TrainingJob.model_validate(self.model_dump() | none | values)
         except ValidationError as error:
-            raise UsageError(f"the blocks of job {self.name} do not fit: {error}") from error
+            raise UsageError(f"the blocks do not fit the job: {mistakes(error)}") from None
         job._credentials, job._secret_variables = credentials, secret_variables
         return job
 
@@ -229,7 +278,9 @@ class TrainingJob(BaseModel):
         Raises UsageError: the script, the working directory or a saved block does not exist.
         """
         spec = self.filled_in().unchecked_spec(job_id)
-        return check(spec) if self.kubernetes is None else check_elsewhere(spec)
+        if self.kubernetes is None:
+            return on_this_machine(check(spec))
+        return check_elsewhere(spec)
 
     def unchecked_spec(self, job_id: str) -> JobSpec:
         """Return the description of a job whose blocks are filled in, for a comparison.
@@ -245,8 +296,8 @@ class TrainingJob(BaseModel):
         checkpoints = self.checkpoint.path
         return JobSpec(
             job_id=job_id,
-            entry=EntryKind.SCRIPT if self.script else EntryKind.MODULE,
-            target=self.script or self.module,
+            entry=self.entry,
+            target=self.script or self.module or self.program,
             arguments=tuple(self.arguments),
             framework=Framework(self.framework),
             nodes=self.nodes,
@@ -264,7 +315,7 @@ class TrainingJob(BaseModel):
             checkpoint_every=self.checkpoint.interval,
             keep=self.checkpoint.keep,
             allow_injection=self.allow_injection,
-            policy=self.policy,
+            policy=policy_of_rekindle(self.policy, self.kubernetes),
             network_check=self.node_check.enabled or self.node_check.exclude_straggler,
             exclude_straggler=self.node_check.exclude_straggler,
             node_check=self.node_check.to_limits(),

@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from rekindle.blocks.forms import Form, field_of, setting
 from rekindle.checkpoints.retention import Retention
+from rekindle.engines.kubernetes.manifests.division import deciding
 from rekindle.engines.kubernetes.manifests.settings import KubernetesSettings
 from rekindle.engines.kubernetes.manifests.validation import check_words
 from rekindle.recovery.node_check.evidence import NodeCheckLimits
@@ -36,7 +37,23 @@ Spares = Annotated[
     ),
 ]
 
+DeviceName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
+
 Keep = Annotated[Retention, Form("Keep")]
+
+
+def policy_of_rekindle(policy: Policy, pods: KubernetesSettings | None) -> Policy:
+    """Return the part of a job's policy that Rekindle carries out; MindCluster has the rest.
+
+    Raises UsageError: the policy and the settings of the pods contradict each other.
+    """
+    return policy if pods is None else deciding(policy, pods)
+
+
+def left_to_mindcluster(policy: Policy, pods: KubernetesSettings | None) -> str:
+    """Return the names of the strategies of a job's policy that only MindCluster carries out."""
+    kept = policy_of_rekindle(policy, pods).strategies
+    return ", ".join(each.value for each in policy.strategies if each not in kept)
 
 
 class NodeCheck(BaseModel):
@@ -88,6 +105,11 @@ class CheckpointDirectory(BaseModel):
         default=False,
         description="Whether Rekindle chooses the steps between two checkpoints, from the duration "
         "of a checkpoint and the rate of faults; the number above then has no effect.",
+    )
+    required: bool = Field(
+        default=True,
+        description="Whether the flow run fails if training has finished, but the job could not "
+        "write its last checkpoint. Otherwise it ends as CompletedWithoutCheckpoint.",
     )
     keep: Keep = setting(
         Retention(), "Which checkpoints the job keeps. Without any rule: all of them."

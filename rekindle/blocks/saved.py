@@ -6,10 +6,10 @@ from typing import TypeVar
 
 from prefect.blocks.core import Block
 from prefect.types import SecretDict
-from pydantic import Field, SecretStr
+from pydantic import Field, SecretStr, ValidationError
 
 from rekindle import names
-from rekindle.blocks.forms import setting
+from rekindle.blocks.forms import mistakes, setting
 from rekindle.blocks.job_fields import (
     CheckpointDirectory,
     MinNodes,
@@ -92,10 +92,16 @@ Saved = TypeVar("Saved", SavedCluster, SavedStore, SavedPolicy)
 
 
 def load(kind: type[Saved], name: str) -> Saved:
-    """Read a block. Raises UsageError: no block has that name."""
+    """Read a block. Raises UsageError: no block has that name, or a value in it is not valid."""
+    what = f"block {name!r} of type {kind._block_type_name}"
     try:
         block = kind.load(name)
+    except RuntimeError as error:  # Prefect hides the fields in the cause
+        if not isinstance(error.__cause__, ValidationError):
+            raise
+        found = mistakes(error.__cause__)
+        raise UsageError(f"{what} is not valid; correct it: {found}") from None
     except ValueError as error:
-        raise UsageError(f"there is no block {name!r} of type {kind._block_type_name}") from error
+        raise UsageError(f"there is no {what}; save it, or correct its name in the job") from error
     assert isinstance(block, kind)
     return block

@@ -127,4 +127,6 @@ def check_location(location: str) -> None:
         there = next(each for each in (where, *where.parents) if each.exists())
         if not there.is_dir():
             below = "" if there == where else f" is below {there}, which"
-            raise UsageError(f"checkpoint directory {where}{below} is a file")
+            raise UsageError(
+                f"checkpoint directory {where}{below} is a file; name another directory"
+            )

@@ -162,25 +162,54 @@ def trace(options: argparse.Namespace) -> None:
     if options.off or options.on is not None:
         wanted = switch_of(() if options.off else options.on.split(","))
     with _cluster(options) as (api, namespace):
-        if wanted is not None:
-            _switch(api, namespace, options, wanted)
-        now = wanted if wanted is not None else clusterd.traced(api, namespace, options.job)
-    print(" ".join(now.words) or "off")
+        address = _address(api, options) if options.follow else ""
+        now = _switch(api, namespace, options, wanted)
+        uid = clusterd.uid_of(api, namespace, options.job) if address else ""
+    print(" ".join(now.words) or "off", flush=True)
+    for switch in clusterd.follow_trace(address, uid) if address else ():
+        print(" ".join(switch.words) or "off", flush=True)
 
 
-def _switch(api: Api, namespace: str, options: argparse.Namespace, wanted: Switch) -> None:
-    """Switch through ClusterD, as TaskD's manager does; without its address by ConfigMap."""
-    address = options.clusterd or (clusterd.ADDRESS if api.is_inside else "")
-    if address:
-        job = f"{namespace}/{Names.of(options.job).workload}"
+def _switch(api: Api, namespace: str, options: argparse.Namespace, wanted: Switch | None) -> Switch:
+    """Switch, or only read (None), through ClusterD; without its address by ConfigMap."""
+    job = f"{namespace}/{Names.of(options.job).workload}"
+    if options.clusterd or api.is_inside:
         try:
+            address = _address(api, options)
+            if wanted is None:
+                return clusterd.get_trace(address, job)
             clusterd.modify_trace(address, job, wanted)
-            return
+            return wanted
         except RekindleError as error:
             if options.clusterd:
                 raise
-            say(f"{error}; the command writes the ConfigMap of the job instead")
+            say(f"{error}; the command uses the ConfigMap of the job instead")
+    if wanted is None:
+        return clusterd.traced(api, namespace, options.job)
     clusterd.switch_trace(api, namespace, options.job, wanted)
+    return wanted
+
+
+def signals(options: argparse.Namespace) -> None:
+    """Print ClusterD's faults of a job's nodes, or its orders to the job's processes, as JSON."""
+    with _cluster(options) as (api, namespace):
+        address = _address(api, options)
+        uid = clusterd.uid_of(api, namespace, options.job)
+    found: Iterator[msgspec.Struct] = clusterd.orders_to(address, uid)
+    if options.what == "faults":
+        found = clusterd.faults_of(address, uid, follow=options.follow)
+    for each in found:
+        print(msgspec.json.encode(each).decode(), flush=True)
+
+
+def _address(api: Api, options: argparse.Namespace) -> str:
+    """Return the address of ClusterD. Raises UsageError: it is unknown outside of the cluster."""
+    if not (options.clusterd or api.is_inside):
+        raise UsageError(
+            "this machine is outside of the cluster, so give --clusterd HOST:PORT; for example "
+            "with kubectl port-forward"
+        )
+    return str(options.clusterd) or clusterd.ADDRESS
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from rekindle.job.journal_reader import events_in, first_event, is_over, last_ev
 from rekindle.job.spec import JobDirectory, home
 from rekindle.recovery.journal import journal
 from rekindle.reporting.event_text import resumed_text
-from rekindle.reporting.summary import markdown_report, summarize
+from rekindle.reporting.summary import markdown_report, newest_checkpoint, summarize
 
 ANSWER_S = 2.0  # for the coordinator of a listed job
 _POLL_S = 0.2  # between two looks at files that grow
@@ -199,4 +199,11 @@ def report(options: argparse.Namespace) -> None:
     history = events_in(directory.journal_file)
     summary = summarize(options.job, history)
     logs = directory.spec().log_directory
-    print(markdown_report(summary, resumed=resumed_text(history), logs=logs), end="")
+    newest = newest_checkpoint(history)
+    text = markdown_report(
+        summary,
+        resumed=resumed_text(history),
+        logs=logs,
+        checkpoint=f"step {newest.step}, at `{newest.path}`" if newest else "",
+    )
+    print(text, end="")

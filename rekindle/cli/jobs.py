@@ -56,7 +56,7 @@ def status(options: argparse.Namespace) -> None:
             print(json.dumps({"job_id": options.job} | fields))
             return
         print(f"job {options.job}: {result[0]} after {result[2]} steps: {result[1]}")
-    waiting = journal.waits_for_approval(events)
+    waiting = attempts.waits_for_approval(events)
     if waiting is not None:
         print(
             f"incident {waiting.incident} waits for your approval of {waiting.strategy.value}: "
@@ -132,7 +132,7 @@ def release_node(options: argparse.Namespace) -> None:
 def approve(options: argparse.Namespace) -> None:
     """Answer an incident that waits for a person. Raises JobError: no incident waits."""
     client = _client(options.job)
-    waiting = journal.waits_for_approval(events_in(directory_of(options.job).journal_file))
+    waiting = attempts.waits_for_approval(events_in(directory_of(options.job).journal_file))
     number = options.incident or (waiting.incident if waiting else 0)
     if not number:
         raise JobError(f"no incident of job {options.job} waits for approval")

@@ -30,7 +30,7 @@ COMMANDS = (
         "adapt",
         "print the diff that brings a training script into a Session",
         declare.ADAPTATION,
-        "rekindle.cli.adapt:run",
+        "rekindle.cli.adapt.command:run",
         about="Read a training script, and print the diff that gives it a Session. The script is "
         "not run.",
     ),

@@ -242,12 +242,7 @@ _CLUSTER = (
         metavar="FILE",
         help=f"{_ACCESS}; default: KUBECONFIG, ~/.kube/config, or the service account of a pod",
     ),
-    argument(
-        "--context",
-        default="",
-        metavar="NAME",
-        help="context of that file; default: its current one",
-    ),
+    argument("--context", default="", metavar="NAME", help="context in it; default: the current"),
 )
 _KIND = (
     argument(
@@ -267,6 +262,18 @@ CLUSTER = Group(
         *_CLUSTER,
         argument("--namespace", default="", help="namespace of the jobs; default: default"),
     ),
+)
+
+_OF_CLUSTERD = (
+    argument("--namespace", default="default", help="the job's namespace"),
+    *_CLUSTER,
+    argument(
+        "--clusterd",
+        metavar="HOST:PORT",
+        default="",
+        help="address of ClusterD; default: its usual address in a pod",
+    ),
+    argument("--follow", action="store_true", help="print each change until ClusterD ends it"),
 )
 
 # The commands below `rekindle kubernetes`.
@@ -317,16 +324,14 @@ KUBERNETES = (
                     argument("--off", action="store_true", help="record nothing"),
                 ),
             ),
-            argument("--namespace", default="default", help="the job's namespace"),
-            *_CLUSTER,
-            argument(
-                "--clusterd",
-                metavar="HOST:PORT",
-                default="",
-                help="address of ClusterD; default: its usual address in a pod, otherwise the "
-                "job's ConfigMap",
-            ),
+            *_OF_CLUSTERD,
         ),
         "rekindle.cli.cluster:trace",
+    ),
+    Command(
+        "signals",
+        "print what MindCluster's ClusterD sends to a job",
+        (JOB, argument("what", choices=("faults", "recovery"), help="a service"), *_OF_CLUSTERD),
+        "rekindle.cli.cluster:signals",
     ),
 )

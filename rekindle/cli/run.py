@@ -29,7 +29,7 @@ from rekindle.cli.resuming import begin_with, newest_of
 from rekindle.cli.run_spec import KEPT, check_joiner, entry_kind, host_and_port, read_spec
 from rekindle.console import Process, catch, say, start
 from rekindle.engines.client import JobClient
-from rekindle.engines.hosts import SimulatedHosts
+from rekindle.engines.hosts import simulated_hosts
 from rekindle.engines.local import LocalEngine
 from rekindle.errors import (
     JobError,
@@ -42,7 +42,14 @@ from rekindle.file_lock import locked
 from rekindle.job.addresses import address_for_others, interfaces, is_loopback, resolve
 from rekindle.job.journal_reader import events_in
 from rekindle.job.lifeline import PASSED_ON
-from rekindle.job.spec import Endpoint, JobDirectory, JobSpec, check, home, job_directory
+from rekindle.job.spec import (
+    Endpoint,
+    JobDirectory,
+    JobSpec,
+    check,
+    job_directory,
+    on_this_machine,
+)
 from rekindle.recovery.journal import attempts
 from rekindle.recovery.policy.policy import without_effect
 from rekindle.waiting import retry
@@ -198,6 +205,8 @@ def _opened(options: argparse.Namespace, here: Host) -> Iterator[LocalEngine]:
     UsageError: the job cannot start here.
     """
     spec = check(read_spec(options))
+    if here.node is None:
+        spec = on_this_machine(spec)
     if options.spare or (spec.spares and here.node is not None):
         raise UsageError(
             "a spare on another machine joins with --coordinator HOST:PORT --spare; --spares "
@@ -218,7 +227,7 @@ def _opened(options: argparse.Namespace, here: Host) -> Iterator[LocalEngine]:
             listen=here.listen,
             nodes=None if here.node is None else (here.node,),
             address=here.address,
-            hosts=SimulatedHosts(home()) if here.node is None else None,
+            hosts=simulated_hosts(spec) if here.node is None else None,
         )
         engine.prepare()
         try:
@@ -233,13 +242,20 @@ def _launch(
     """Run the job to its end; return the exit status."""
     directory, spec = engine.directory, engine.directory.spec()
     _say_how_nodes_meet(spec, here)
-    for text in without_effect(spec.policy) if options.policy else ():
-        say(f"{options.policy}: {text}")
+    if options.policy:
+        for text in (*_notices(options.policy), *without_effect(spec.policy)):
+            say(f"{options.policy}: {text}")
     attempt = attempts.number(events_in(directory.journal_file), none=-1) + 1
     if not (options.job_id or options.rdzv_id):
         say(f"job {spec.job_id} starts; files are in {directory.path}", logging.INFO)
     told = functools.partial(_tell_how_to_join, options, here, directory)
     return terminal.run(engine, directory, stop, attempt=attempt, launched=told)
+
+
+def _notices(policy: str) -> list[str]:
+    from rekindle.recovery.policy.policy_file import notices_about  # reads YAML
+
+    return notices_about(Path(policy))
 
 
 def _say_how_nodes_meet(spec: JobSpec, here: Host) -> None:
@@ -388,15 +404,17 @@ def _run_agent(command: list[str], secret: str) -> int:
 def _ours(spec: JobSpec, options: argparse.Namespace, folder: Path) -> JobSpec:
     """Adapt the job's description to this machine.
 
-    The variables of the description are numbers of Rekindle. No other variable comes from the
-    network, because many of them can run code.
+    In a pod all variables of the description count: its cluster gave it the secret, which proves
+    the coordinator. Elsewhere only Rekindle's own numbers come from the network, because many
+    variables can run code.
     """
     own = read_spec(options)
+    kept = spec.environment if names.ENV_POD_IP in os.environ else KEPT
     logs = options.log_dir or folder / names.LOGS_DIRECTORY
     changes: dict[str, object] = {
         "directory": str(folder),
         "log_directory": str(Path(logs).absolute()),
-        "environment": {name: spec.environment[name] for name in KEPT if name in spec.environment},
+        "environment": {name: spec.environment[name] for name in kept if name in spec.environment},
     }
     if options.checkpoint_dir:
         changes["checkpoint_store"] = absolute(options.checkpoint_dir)

@@ -27,12 +27,7 @@ from rekindle.recovery.policy.interval import AUTO
 from rekindle.recovery.policy.policy import Policy
 
 # Local ranks inherit the complete environment. Ranks on other machines need these variables.
-KEPT = (
-    names.ENV_FAILOVER_GRACE,
-    names.ENV_PROFILING_CAP_MB,
-    names.ENV_PROFILING_FILE_MB,
-    names.ENV_PROFILING_FLUSH_S,
-)
+KEPT = names.PROFILING_SETTINGS
 
 
 # The options that describe the whole job, and their fields in its description.

@@ -11,7 +11,12 @@ from pathlib import Path
 from rekindle.console import say
 from rekindle.errors import UsageError
 from rekindle.recovery.policy.policy import without_effect
-from rekindle.recovery.policy.policy_file import PolicyFormat, read_policy, write_policy
+from rekindle.recovery.policy.policy_file import (
+    PolicyFormat,
+    notices_about,
+    read_policy,
+    write_policy,
+)
 from rekindle.simulation import costs, fault_mix
 from rekindle.simulation.estimate import Scenario, judge
 from rekindle.simulation.outcome import World
@@ -26,7 +31,7 @@ _MOST_FAULTS = 10_000_000  # in a run: the limit of memory and of about an hour
 def policy(options: argparse.Namespace) -> None:
     """Check a policy and print it. Raises UsageError: the file has no valid policy."""
     found = read_policy(Path(options.file))
-    for text in without_effect(found):
+    for text in (*notices_about(Path(options.file)), *without_effect(found)):
         say(f"{options.file}: {text}")
     print(write_policy(found, PolicyFormat(options.to)), end="")
 

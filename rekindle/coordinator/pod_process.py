@@ -120,7 +120,7 @@ class PodCoordinator:
             over = f"attempt {order.attempt} is over; the next one is {newest + 1}"
             return web.json_response({"error": over}, status=409)
         try:
-            load_tables(self._spec.fault_tables)
+            load_tables(self._spec.fault_tables, self._spec.policy.dialect)
         except UsageError as error:
             return web.json_response({"error": str(error)}, status=422)
         if not own:

@@ -45,6 +45,7 @@ from rekindle.job.journal_file import JournalFile
 from rekindle.job.spec import Endpoint, JobDirectory
 from rekindle.protocol.agent import decode_from_agent, encode
 from rekindle.recovery.journal import journal
+from rekindle.recovery.policy.dialect import Dialect
 from rekindle.silence import GAP_S, MOST_GRACE_S
 from rekindle.supervised import supervised
 from rekindle.writer import take_streams
@@ -66,22 +67,24 @@ OTHER_FILES = 64  # open files besides agents' connections: journal, followers, 
 _loading = threading.Lock()
 
 
-def load_tables(user_file: str) -> Tables:
-    """Return the tables of faults. Only the first call reads them; others wait for it.
+def load_tables(user_file: str, dialect: Dialect) -> Tables:
+    """Return the tables of faults for a policy's dialect. Only the first call reads them.
+
+    Other calls wait for it.
 
     The coordinator makes this call before it needs the tables, if there is time.
     Raises UsageError: the user's file cannot be used.
     """
     # msgspec 0.22 can crash if two threads decode a class for the first time at the same time.
     with _loading:
-        return _read_tables(user_file)
+        return _read_tables(user_file, dialect)
 
 
 @functools.cache
-def _read_tables(user_file: str) -> Tables:
+def _read_tables(user_file: str, dialect: Dialect) -> Tables:
     from rekindle.recovery.faults.tables.tables import Tables
 
-    return Tables.load(Path(user_file) if user_file else None)
+    return Tables.load(Path(user_file) if user_file else None, dialect)
 
 
 class Coordinator:
@@ -93,7 +96,9 @@ class Coordinator:
         journal_file = JournalFile(directory.journal_file)
         past = journal_file.known
         self.event_log = EventLog(journal_file, self._carry_out_waiting)
-        self.tables = functools.partial(load_tables, self.spec.fault_tables)
+        self.tables = functools.partial(
+            load_tables, self.spec.fault_tables, self.spec.policy.dialect
+        )
         self.machine = Machine(self.spec, self.tables, attempt=attempt, earlier=earlier(past))
         self._inherited = inheritance(past, attempt)
         self.ended = asyncio.Event()

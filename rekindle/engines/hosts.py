@@ -18,6 +18,7 @@ import msgspec
 from rekindle import names
 from rekindle.errors import JobError, UsageError
 from rekindle.file_lock import locked
+from rekindle.job.spec import JobSpec, KeepsOff, home
 from rekindle.recovery.journal.host_history import AnyHostEvent, Host, fold, in_order, read
 
 MOST_HOSTS = 1024  # limit of the search; one machine does not run more agents
@@ -110,6 +111,11 @@ class SimulatedHosts:
                 f"the job needs {count} hosts, but only {len(usable)} of {self._limit} are not "
                 "isolated; see rekindle nodes, and rekindle release-node"
             )
+
+
+def simulated_hosts(spec: JobSpec) -> SimulatedHosts | None:
+    """Return the simulated hosts of a job on this machine; None: it runs on the machine itself."""
+    return None if spec.keeps_off is KeepsOff.ONE_HOST else SimulatedHosts(home())
 
 
 def host_name(number: int) -> str:

@@ -25,10 +25,11 @@ import msgspec
 from rekindle import names
 from rekindle.console import say
 from rekindle.engines.client import ANSWER_S, JobClient
+from rekindle.engines.devices import JobDevices
 from rekindle.engines.hosts import HostLog, SimulatedHosts
 from rekindle.errors import JobError, PortTakenError, UsageError
 from rekindle.job.journal_reader import events_in
-from rekindle.job.spec import Endpoint, JobDirectory, JobSpec, home
+from rekindle.job.spec import Endpoint, JobDirectory, JobSpec, KeepsOff, home
 from rekindle.recovery.faults.classification import HealthEvent
 from rekindle.recovery.faults.tables.tables import Tables
 from rekindle.recovery.journal import attempts
@@ -58,7 +59,8 @@ class LocalEngine:
 
     address: the address of this machine's ranks for the ranks of other nodes.
 
-    hosts: the simulated hosts of the nodes; None: this machine is the host of all nodes here.
+    hosts: the simulated hosts of the nodes; None: this machine is the host of all nodes here. The
+    engine starts no agent here once a job has isolated the machine.
     """
 
     def __init__(
@@ -79,7 +81,10 @@ class LocalEngine:
         self._nodes = every if nodes is None else tuple(nodes)
         self._address = address
         self._hosts = hosts
+        alone = nodes is not None or spec.keeps_off is KeepsOff.ONE_HOST
+        self._machine = socket.gethostname() if hosts is None and alone else ""
         self._log_of_hosts = HostLog(home())
+        self._devices = JobDevices(home(), spec.job_id, directory.devices())
         self._foreground = foreground
         self._listener: socket.socket | None = None  # of the coordinator that starts next
         self._endpoint: Endpoint | None = None
@@ -94,14 +99,16 @@ class LocalEngine:
         The coordinator of an earlier attempt ends first: by itself if it answers, otherwise the
         engine ends it. Raises UsageError: the coordinator's port is taken, there are too few hosts,
         or the user's own table of faults has a bad entry. Raises JobError: the job still runs.
+        Raises DevicesHeldError: another job holds a device.
         """
         spec = self.directory.spec()
-        if self._listener is None:
-            self.prepare()
-        self._endpoint = self._start_coordinator(self._listen, attempt)
-        self._on_the_way.clear()  # agents of an earlier attempt end
-        for node in (*range(spec.nodes), *(names.SPARE,) * spec.spares):
-            self.replace(node)
+        with self._devices.held():
+            if self._listener is None:
+                self.prepare()
+            self._endpoint = self._start_coordinator(self._listen, attempt)
+            self._on_the_way.clear()  # agents of an earlier attempt end
+            for node in (*range(spec.nodes), *(names.SPARE,) * spec.spares):
+                self.replace(node)
         return self._endpoint
 
     def prepare(self) -> None:
@@ -115,6 +122,11 @@ class LocalEngine:
             Tables.load(Path(spec.fault_tables))
         if self._hosts is not None:
             self._hosts.require(spec.nodes, self._log_of_hosts.hosts())
+        elif spec.keeps_off is KeepsOff.ONE_HOST and (reason := self._isolated()):
+            raise UsageError(
+                f"this machine is isolated ({reason}), and the job has no other one; after its "
+                f"repair run rekindle release-node {self._machine}"
+            )
         self._wait_for_end(spec)
         end_coordinators(self.directory.path)
         self._listener = listen(*self._listen)
@@ -223,7 +235,7 @@ class LocalEngine:
 
         An agent that this engine started for the node may be on its way. Then it starts no other,
         unless that agent is stopped (SIGSTOP).
-        Raises JobError: the job has no coordinator, or no host is free.
+        Raises JobError: the job has no coordinator, no host is free, or another job holds a device.
         """
         before = self._on_the_way.get(node)
         if before is not None and _is_stopped(before.pid):
@@ -234,6 +246,10 @@ class LocalEngine:
         endpoint = self._endpoint or self.directory.endpoint()
         if endpoint is None:
             raise JobError(f"the job in {self.directory.path} has not been launched")
+        if reason := self._isolated():
+            raise JobError(
+                f"this machine is isolated ({reason}), so the node needs another machine"
+            )
         spare = node == names.SPARE
         arguments = [
             *("-m", _AGENT, _DIRECTORY, str(self.directory.path)),
@@ -243,16 +259,21 @@ class LocalEngine:
             *("--address", self._address),
         ]
         with contextlib.ExitStack() as kept:
-            fds = []
+            fds = [*kept.enter_context(self._devices.held())]
             if self._hosts is not None:
                 host, handle = self._hosts.take(self._log_of_hosts.hosts())
                 kept.callback(os.close, handle)
                 arguments += ["--simulated-host", str(host)]
-                fds = [handle]
+                fds.append(handle)
             log = "agent-spare" if spare else f"agent-{node}"
             self.agents.append(self._start(log, arguments, fds))
         if not spare:
             self._on_the_way[node] = self.agents[-1]
+
+    def _isolated(self) -> str:
+        """Return why this machine is isolated; empty: it is not, or nodes have simulated hosts."""
+        known = self._log_of_hosts.hosts().get(self._machine) if self._machine else None
+        return known.isolated if known else ""
 
     def learn(self, event: AnyEvent) -> None:
         """Record the facts about hosts in an event of the journal. A repeated call does no harm."""

@@ -21,15 +21,28 @@ from prefect.events.schemas.automations import AutomationCore, EventTrigger, Pos
 from prefect.events.schemas.events import ResourceSpecification
 
 from rekindle.errors import UsageError
+from rekindle.flows.rescue import DONE
 
 # A run may miss two heartbeats, and a short time more, before it counts as crashed.
 MISSED_HEARTBEATS = 2.5
 SILENT = "Crashed by Rekindle: no heartbeat"
+STUCK = "Crashed by Rekindle: it did not begin"
 _PREFIX = "Rekindle: "
 _RUNS = ResourceSpecification({"prefect.resource.id": "prefect.flow-run.*"})
 _ENDS = {f"prefect.flow-run.{name}" for name in ("Completed", "Failed", "Cancelled", "Crashed")}
-_UNSEEN = {f"prefect.flow-run.{name}" for name in ("Crashed", "Cancelling", "Cancelled")}
+# States of a run whose process, hooks and runner may have ended.
+_UNSEEN = {
+    f"prefect.flow-run.{name}"
+    for name in ("Crashed", "Cancelling", "Cancelled", "Suspended", "Failed", "TimedOut")
+}
+_PENDING = {f"prefect.flow-run.{name}" for name in ("Pending", "InfrastructurePending")}
+_BEGUN = {
+    f"prefect.flow-run.{name}"
+    for name in ("Running", "Scheduled", "AwaitingRetry", "Rescheduling", "Resuming", "Cancelling")
+}
 HEARTBEAT_S = 180.0
+PENDING_S = 600.0
+RESCUED_S = 180.0
 
 
 def crash_silent_runs(flows: Sequence[str], heartbeat_s: float) -> AutomationCore:
@@ -54,16 +67,37 @@ def crash_silent_runs(flows: Sequence[str], heartbeat_s: float) -> AutomationCor
     )
 
 
+def crash_pending_runs(flows: Sequence[str], pending_s: float) -> AutomationCore:
+    """Return an automation that marks a flow run as crashed if its worker died before it began.
+
+    pending_s: seconds that the start of a process or pod may take.
+    """
+    return AutomationCore(
+        name=f"{_PREFIX}crash pending flow runs",
+        description="Prefect marks a flow run as crashed if it stays Pending.",
+        trigger=EventTrigger(
+            after=_PENDING,
+            expect=_BEGUN | _ENDS,
+            match=_RUNS,
+            match_related=_of(flows),
+            for_each={"prefect.resource.id"},
+            posture=Posture.Proactive,
+            threshold=1,
+            within=timedelta(seconds=pending_s),
+        ),
+        actions=[ChangeFlowRunState(state=StateType.CRASHED, message=STUCK)],
+    )
+
+
 def rescue_runs(rescue: UUID, flows: Sequence[str]) -> AutomationCore:
     """Return an automation that runs the rescue flow if a flow run may have ended without hooks.
 
     rescue: the deployment of the rescue flow. flows: names of the flows whose runs it rescues.
     """
-    flow_run = {"__prefect_kind": "jinja", "template": "{{ event.resource.id.split('.')[-1] }}"}
     return AutomationCore(
         name=f"{_PREFIX}rescue flow runs",
         description=f"The rescue flow restarts a crashed run of {', '.join(flows)}, which then "
-        "adopts its job. It stops the job of a cancelled run.",
+        "adopts its job. It stops the job of a run that has ended for good, or is suspended.",
         trigger=EventTrigger(
             expect=_UNSEEN,
             match=_RUNS,
@@ -72,8 +106,35 @@ def rescue_runs(rescue: UUID, flows: Sequence[str]) -> AutomationCore:
             posture=Posture.Reactive,
             threshold=1,
         ),
-        actions=[RunDeployment(deployment_id=rescue, parameters={"flow_run_id": flow_run})],
+        actions=[_run(rescue)],
     )
+
+
+def rescue_runs_again(rescue: UUID, flows: Sequence[str], rescued_s: float) -> AutomationCore:
+    """Return an automation that runs the rescue flow again if it has not run to its end.
+
+    Prefect does not repeat an action that fails. rescued_s: seconds that a rescue may take.
+    """
+    return AutomationCore(
+        name=f"{_PREFIX}rescue flow runs again",
+        description="Prefect runs the rescue flow again if it has not run to its end.",
+        trigger=EventTrigger(
+            after=_UNSEEN,
+            expect={DONE},
+            match=_RUNS,
+            match_related=_of(flows),
+            for_each={"prefect.resource.id"},
+            posture=Posture.Proactive,
+            threshold=1,
+            within=timedelta(seconds=rescued_s),
+        ),
+        actions=[_run(rescue)],
+    )
+
+
+def _run(rescue: UUID) -> RunDeployment:
+    flow_run = {"__prefect_kind": "jinja", "template": "{{ event.resource.id.split('.')[-1] }}"}
+    return RunDeployment(deployment_id=rescue, parameters={"flow_run_id": flow_run})
 
 
 def _of(flows: Sequence[str]) -> ResourceSpecification:
@@ -124,6 +185,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--heartbeat", type=float, default=HEARTBEAT_S, help="seconds between heartbeats"
     )
+    parser.add_argument(
+        "--pending", type=float, default=PENDING_S, help="seconds that a start may take"
+    )
+    parser.add_argument(
+        "--rescued", type=float, default=RESCUED_S, help="seconds that a rescue may take"
+    )
     parser.add_argument("--flows", nargs="+", default=["train", "retrain"])
     parser.add_argument("--notify", default="", metavar="SLUG/NAME", help="notification block")
     options = parser.parse_args(argv)
@@ -131,7 +198,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         rescue = client.read_deployment_by_name(options.rescue).id
         wanted = [
             crash_silent_runs(options.flows, options.heartbeat),
+            crash_pending_runs(options.flows, options.pending),
             rescue_runs(rescue, options.flows),
+            rescue_runs_again(rescue, options.flows, options.rescued),
         ]
         if options.notify:
             slug, separator, name = options.notify.partition("/")

@@ -8,12 +8,13 @@ from prefect import flow
 
 from rekindle.blocks.job import TrainingJob
 from rekindle.blocks.job_fields import KubernetesPods, NodeCheck, Nodes, ProcessesPerNode
-from rekindle.errors import JobFailedError
+from rekindle.errors import JobFailedError, UsageError
 from rekindle.flows.train import train_to_the_end
+from rekindle.tasks.acceptance import accepted, refused
 from rekindle.tasks.hooks.cancellation import OF_FLOW_PROCESS, stop_job
 from rekindle.tasks.hooks.rerun import recovery_hooks
-from rekindle.tasks.identity import job_of_this_run
 from rekindle.tasks.report import report_nodes
+from rekindle.tasks.run_watch import obeying
 
 NAME = "check-nodes"
 
@@ -24,6 +25,7 @@ NAME = "check-nodes"
     on_cancellation=[stop_job],
     **recovery_hooks(OF_FLOW_PROCESS),
 )
+@obeying
 def check_nodes(
     nodes: Nodes,
     processes_per_node: ProcessesPerNode = 1,
@@ -45,7 +47,11 @@ def check_nodes(
         node_check=node_check.model_copy(update={"enabled": True}),
         kubernetes=kubernetes,
     )
-    job_id = job_of_this_run(job)
+    try:
+        job, job_id = accepted(job)
+    except UsageError as error:
+        end: list[dict[str, Any]] = refused(error)
+        return end
     try:
         train_to_the_end(job, job_id)
     except JobFailedError:

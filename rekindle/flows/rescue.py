@@ -10,13 +10,19 @@ from uuid import UUID
 
 import msgspec
 from prefect import flow, get_run_logger
-from prefect.client.orchestration import get_client
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.objects import FlowRun, State
+from prefect.events import emit_event
 from prefect.states import Cancelled
 
+from rekindle.recovery.policy.policy import Policy
 from rekindle.tasks.hooks.cancellation import OF_FLOW_PROCESS, stop_abandoned
 from rekindle.tasks.hooks.rerun import run_again
+from rekindle.tasks.prefect_api.run_states import history, replace
 
 MOST = OF_FLOW_PROCESS.max_reschedules
+# The automation that runs this flow runs it again if it does not see this event.
+DONE = "rekindle.rescue.done"
 
 
 @flow(name="rescue", persist_result=False)
@@ -25,20 +31,27 @@ def rescue(flow_run_id: UUID, most: int = MOST) -> bool:
 
     The rerun adopts the job, which has continued. The limit includes the runs that hooks have
     scheduled, until a person starts the run again; automations have no limit. The flow stops the
-    job of a cancelled flow run, unless a process of that run does so.
+    job of a flow run that was cancelled or suspended, or that has failed, unless a process of that
+    run does so.
     """
     policy = msgspec.structs.replace(
         OF_FLOW_PROCESS, max_reschedules=most, max_reschedules_in_row=most
     )
-    log = get_run_logger()
     with get_client(sync_client=True) as client:
         flow_run = client.read_flow_run(flow_run_id)
-        states = sorted(client.read_flow_run_states(flow_run_id), key=lambda one: one.timestamp)
-        if states and stop_abandoned(flow_run, states[-1], log):
-            if states[-1].is_cancelling() and len(states) > 1 and states[-2].is_scheduled():
-                # It had no process, so only this flow can set the state Cancelled.
-                client.set_flow_run_state(flow_run_id, Cancelled(), force=True)
-            return False
+        again = _rescue(client, flow_run, policy)
+        _tell_done(flow_run, client.read_flow(flow_run.flow_id).name)
+    return again
+
+
+def _rescue(client: SyncPrefectClient, flow_run: FlowRun, policy: Policy) -> bool:
+    log = get_run_logger()
+    states = history(client, flow_run.id)
+    if states and stop_abandoned(flow_run, states[-1], log):
+        if states[-1].is_cancelling() and len(states) > 1 and states[-2].is_scheduled():
+            # It had no process, so only this flow can set the state Cancelled.
+            replace(client, flow_run.id, Cancelled(), allowed=State.is_cancelling, force=True)
+        return False
     if flow_run.state is None or not flow_run.state.is_crashed():
         log.info(
             "Flow run %s is %s; the rescue flow has nothing to do",
@@ -47,3 +60,14 @@ def rescue(flow_run_id: UUID, most: int = MOST) -> bool:
         )
         return False
     return run_again(policy, flow_run, flow_run.state, log)
+
+
+def _tell_done(flow_run: FlowRun, flow_name: str) -> None:
+    """Emit the event for which the automation waits."""
+    related = {
+        "prefect.resource.id": f"prefect.flow.{flow_run.flow_id}",
+        "prefect.resource.role": "flow",
+        "prefect.resource.name": flow_name,
+    }
+    resource = {"prefect.resource.id": f"prefect.flow-run.{flow_run.id}"}
+    emit_event(DONE, resource=resource, related=[related])

@@ -7,16 +7,19 @@ from pathlib import Path
 
 from prefect import flow
 
+from rekindle.blocks.forms import read
 from rekindle.blocks.job import TrainingJob
 from rekindle.checkpoints.location import absolute
+from rekindle.errors import UsageError
 from rekindle.flows.train import train_to_the_end
 from rekindle.tasks import job_access as jobs
 from rekindle.tasks import retraining
+from rekindle.tasks.acceptance import accepted, refused
 from rekindle.tasks.hooks.cancellation import OF_FLOW_PROCESS, stop_job
 from rekindle.tasks.hooks.rerun import recovery_hooks
-from rekindle.tasks.identity import job_of_this_run
 from rekindle.tasks.report import JobResult, refuse_lost
 from rekindle.tasks.retraining import Retraining
+from rekindle.tasks.run_watch import obeying, refuse_superseded
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +40,11 @@ class RetrainResult:
 @flow(
     name="retrain",
     persist_result=False,
+    validate_parameters=False,  # as in `rekindle.flows.train`
     on_cancellation=[stop_job],
     **recovery_hooks(OF_FLOW_PROCESS),
 )
+@obeying
 def retrain(job: TrainingJob, around: Retraining = Retraining()) -> RetrainResult:  # noqa: B008
     """Prepare data, train, evaluate, publish the checkpoint, and start the downstream deployments.
 
@@ -47,7 +52,13 @@ def retrain(job: TrainingJob, around: Retraining = Retraining()) -> RetrainResul
     publication. Raises RejectedError: the checkpoint is not good enough. Raises RecordLostError:
     the job has succeeded, and its record is not on this machine.
     """
-    job_id = job_of_this_run(job)
+    try:
+        around = read(Retraining, around, "around")
+        job, job_id = accepted(job, around)
+    except UsageError as error:
+        end: RetrainResult = refused(error)
+        return end
+    refuse_superseded(job, job_id)
     refuse_lost(job_id, job)
     folder = Path(job.working_directory).expanduser().absolute()
     retraining.prepare(around, job_id, folder)

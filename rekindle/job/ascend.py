@@ -14,9 +14,11 @@ import ctypes
 import functools
 import importlib.metadata
 import importlib.util
+import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import msgspec
 
@@ -28,7 +30,10 @@ AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 _ASYNC = "HCCL_ASYNC_ERROR_HANDLING"
 _RETRY = "HCCL_OP_RETRY_ENABLE"
 _NO_CACHING = "PYTORCH_NO_NPU_MEMORY_CACHING"
-_SET_ENV = "source /usr/local/Ascend/ascend-toolkit/set_env.sh"
+_ASCEND = "/usr/local/Ascend"
+_SET_ENV = f"source {_ASCEND}/ascend-toolkit/set_env.sh"
+DRIVER_FILES = (Path(_ASCEND, "driver/version.info"),)
+_VERSION = re.compile(r"^\s*version\s*=\s*(\S+)", re.IGNORECASE | re.MULTILINE)
 
 _LEVELS = re.compile(r"L[0-2]:[01](\s*,\s*L[0-2]:[01])*")
 _CONNECT, _EXEC = "HCCL_CONNECT_TIMEOUT", "HCCL_EXEC_TIMEOUT"
@@ -53,28 +58,35 @@ class Needed(msgspec.Struct, frozen=True):
 
 
 def survey(
-    version_of: Callable[[str], str], loads: Callable[[str], bool], devices: int
+    version_of: Callable[[str], str],
+    loads: Callable[[str], bool],
+    devices: int,
+    versions: Mapping[str, str] = MappingProxyType({}),
 ) -> list[Needed]:
     """Check what torch-npu needs, each item before those that depend on it.
 
     version_of: returns the version of a package; empty: it is not installed. loads: whether a
-    library can be loaded. devices: the number of NPUs that the driver shows.
+    library can be loaded. devices: the number of NPUs that the driver shows. versions: of CANN and
+    driver, as far as their files show it.
     """
     torch, npu = version_of("torch"), version_of("torch-npu")
     wanted = re.match(r"\d+\.\d+\.\d+", npu)
     pair = wanted.group() if wanted else ""
     fits = bool(pair) and torch.partition("+")[0] == pair
     install = (
-        f"install torch=={pair}" if pair else "install torch and torch-npu of the same version"
+        f"pip install torch=={pair}" if pair else "pip install 'rekindle[npu]', which has one pair"
     )
+    found = torch or "not installed"
+    if pair and torch and not fits:
+        found = f"{torch} does not fit torch-npu {npu}, which needs torch {pair}"
     return [
-        Needed("torch-npu", bool(npu), npu or "not installed", "pip install torch-npu"),
-        Needed("torch of its version", fits, torch or "not installed", install),
-        Needed("CANN", loads("libhccl.so"), _loaded(loads, "libhccl.so"), _SET_ENV),
+        Needed("torch-npu", bool(npu), npu or "not installed", "pip install 'rekindle[npu]'"),
+        Needed("torch of its version", fits, found, install),
+        Needed("CANN", loads("libhccl.so"), _loaded(loads, "libhccl.so", versions), _SET_ENV),
         Needed(
             "driver",
             loads("libascend_hal.so"),
-            _loaded(loads, "libascend_hal.so"),
+            _loaded(loads, "libascend_hal.so", versions),
             "install Ascend's driver, and mount /usr/local/Ascend/driver into the container",
         ),
         Needed(
@@ -88,7 +100,28 @@ def survey(
 
 def survey_here() -> list[Needed]:
     """Check what torch-npu needs on this machine."""
-    return survey(_version, _loads, count_npus())
+    versions = {"libhccl.so": cann_version(os.environ), "libascend_hal.so": _in(DRIVER_FILES)}
+    return survey(_version, _loads, count_npus(), versions)
+
+
+def cann_version(environment: Mapping[str, str]) -> str:
+    """Return the version of CANN that is active, or that is at its usual place; empty: unknown."""
+    named = (environment.get(name, "") for name in ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME"))
+    homes = [Path(each) for each in named if each] or [Path(_ASCEND, "ascend-toolkit/latest")]
+    patterns = ("ascend_toolkit_install.info", "*/ascend_toolkit_install.info")
+    return _in(file for home in homes for each in patterns for file in sorted(home.glob(each)))
+
+
+def _in(files: Iterable[Path]) -> str:
+    """Return the version in the first of these files that states one."""
+    for file in files:
+        try:
+            found = _VERSION.search(file.read_text(errors="replace"))
+        except OSError:
+            continue  # it is not installed there
+        if found:
+            return found[1]
+    return ""
 
 
 def count_npus(devices: Path = Path("/dev")) -> int:
@@ -167,5 +200,7 @@ def _loads(library: str) -> bool:
     return True
 
 
-def _loaded(loads: Callable[[str], bool], library: str) -> str:
-    return f"{library} {'is there' if loads(library) else 'cannot be loaded'}"
+def _loaded(loads: Callable[[str], bool], library: str, versions: Mapping[str, str]) -> str:
+    version = versions.get(library, "")
+    known = f"{version}; " if version else ""
+    return f"{known}{library} {'is there' if loads(library) else 'cannot be loaded'}"

@@ -49,6 +49,7 @@ class KeepsOff(str, enum.Enum):
     """How the engine keeps new agents of a job off isolated hosts."""
 
     NEVER = "never"  # the engine does not control their hosts
+    ONE_HOST = "one-host"  # the job has only this machine, which it cannot leave
     RESTARTS = "anew"  # when it reschedules the whole job
     AT_ONCE = "at-once"
 
@@ -130,13 +131,24 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     @property
     def failover_grace_s(self) -> float | None:
-        """Seconds for ranks to end when a host fills their place again; None: the default.
+        """Seconds to wait for the removal of a pod whose grace has passed; None: the default.
 
-        ModelArts continues without waiting for the rest of a container's end. Here the agent kills
-        ranks that have not ended by themselves.
+        ModelArts then unmounts the volumes of the old container later, and goes on. So does the
+        engine: it removes the pod by force, and the host cleans up by itself. The time for the end
+        of the ranks and for the final checkpoint is separate.
         """
         text = self.environment.get(names.ENV_FAILOVER_GRACE, _NO_GRACE)
         return None if text == _NO_GRACE else float(text)
+
+
+def on_this_machine(spec: JobSpec) -> JobSpec:
+    """Return the description of a job whose nodes all run on this machine.
+
+    One node has the machine itself as its host. Several nodes have simulated hosts, which the
+    engine chooses.
+    """
+    alone = spec.nodes + spec.spares == 1
+    return msgspec.structs.replace(spec, keeps_off=KeepsOff.ONE_HOST) if alone else spec
 
 
 def check(spec: JobSpec) -> JobSpec:
@@ -146,7 +158,9 @@ def check(spec: JobSpec) -> JobSpec:
     """
     check_elsewhere(spec)
     if not Path(spec.working_directory).is_dir():
-        raise UsageError(f"working directory {spec.working_directory} does not exist")
+        raise UsageError(
+            f"working directory {spec.working_directory} does not exist; make it, or name another"
+        )
     check_location(spec.checkpoint_store)
     check_environment(os.environ | spec.environment, spec.policy)
     framework = spec.framework.value
@@ -162,7 +176,10 @@ def check(spec: JobSpec) -> JobSpec:
     if spec.entry is EntryKind.SCRIPT:
         script = Path(spec.working_directory, spec.target)
         if not script.is_file():
-            raise UsageError(f"training script {script} does not exist")
+            raise UsageError(
+                f"training script {script} does not exist; correct its name, which is relative to "
+                "the working directory"
+            )
     return spec
 
 
@@ -288,6 +305,11 @@ class JobDirectory:
             raise UsageError(
                 f"{self.path / names.SPEC_FILE} does not describe a job: {error}"
             ) from error
+
+    def devices(self) -> list[str]:
+        """Read the names of the devices that the job must hold; none if there is no file."""
+        file = self.path / names.DEVICES_FILE
+        return file.read_text().splitlines() if file.exists() else []
 
     def secret(self) -> str:
         """Read the job's secret. Raises UsageError: it does not exist, or is empty."""

@@ -14,7 +14,9 @@ from rekindle.profiling.markers import (
     COMMUNICATION,
     END,
     END_DEVICE,
+    HOST,
     START,
+    START_DEVICE,
     Marker,
     group_of,
     operation_of,
@@ -33,6 +35,10 @@ class CollectivePosition(msgspec.Struct, kw_only=True):
     rank is, or empty. `doing` is the operation of that collective. `at` is the time of the newest
     record, in nanoseconds since the epoch. `since` is the time at which the generation was formed.
     Earlier records do not count.
+
+    TaskD may record a range twice, with one Id: by the clocks of the host and of the device. Each
+    range counts once. A collective lasts until its end on the device, because the host goes on
+    while the device waits.
     """
 
     step: int = -1
@@ -44,6 +50,9 @@ class CollectivePosition(msgspec.Struct, kw_only=True):
     since: int = 0
     process: int = 0
     open: int = -1  # the Id of the collective in which the rank is
+    by_host: set[str] = set()  # the domains that the process records by the clock of the host
+    by_device: bool = False  # the process records collectives by the clock of the device, too
+    steps: dict[int, int] = {}  # the steps that have begun and not ended, by Id
 
     def place(self, group: str) -> _Place:
         """Return the last finished step and the number of joined collectives of a group."""
@@ -57,14 +66,12 @@ class CollectivePosition(msgspec.Struct, kw_only=True):
             self.at = max(self.at, mark.timestamp)
             process = mark.mspti_object_id.pt.process_id
             if process != self.process:  # another process has replaced it
-                self.process = process
+                self.process, self.by_host, self.by_device, self.steps = process, set(), False, {}
                 self._begin()
-            step = step_of(mark.name) if mark.flag in (END, END_DEVICE) else -1
-            if step >= 0:
-                self.step = step
-                self._begin()
-            elif mark.domain == COMMUNICATION:
-                self._communicate(mark)
+            if mark.flag in (START, START_DEVICE):
+                self._start(mark)
+            elif mark.flag in (END, END_DEVICE):
+                self._end(mark)
 
     def formed(self, at: int) -> None:
         """Start a new generation: the rank is not in a collective any longer."""
@@ -75,18 +82,30 @@ class CollectivePosition(msgspec.Struct, kw_only=True):
     def _begin(self) -> None:
         self.joined, self.waits, self.open = {}, "", -1
 
-    def _communicate(self, mark: Marker) -> None:
-        if mark.flag in (END, END_DEVICE) and mark.id == self.open:
-            self.waits = ""
-        if mark.flag != START:  # the start on a device does not end the collective
-            return
-        group = group_of(mark.name)
-        operation = operation_of(mark.name)
-        if not group or operation is None:
+    def _start(self, mark: Marker) -> None:
+        if mark.source_kind == HOST:
+            self.by_host.add(mark.domain)
+        else:
+            self.by_device |= mark.domain == COMMUNICATION
+            if mark.domain in self.by_host:
+                return  # the host has recorded it already
+        if (step := step_of(mark.name)) >= 0:
+            self.steps[mark.id] = step
+        group, operation = group_of(mark.name), operation_of(mark.name)
+        if mark.domain != COMMUNICATION or not group or operation is None:
             return
         self.groups.add(group)
         self.joined[group] = self.joined.get(group, 0) + 1
         self.waits, self.doing, self.open = group, operation.op_name, mark.id
+
+    def _end(self, mark: Marker) -> None:
+        """Process the end of a range; its name and domain may differ from those of its start."""
+        if mark.id == self.open and (mark.source_kind != HOST or not self.by_device):
+            self.waits = ""
+        step = self.steps.pop(mark.id, -1)  # the second end of a range ends nothing
+        if step >= 0:
+            self.step = step
+            self._begin()
 
 
 class Stuck(msgspec.Struct, frozen=True, kw_only=True):

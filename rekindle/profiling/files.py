@@ -19,7 +19,6 @@ from rekindle.profiling.switch import RecordLimits
 FOLDER = "/user/cluster-info/profiling"
 ENV_TASK = "MINDX_TASK_ID"
 AGED_SHARE = 5  # if the records are too large, one of this number of files is removed
-KEPT_FILES = 3  # a rank with at most this number of files keeps all
 # the most that one call reads of a file; a faster writer gets ahead of its reader
 MOST_READ = 64 * 1024 * 1024
 LOOK_S = 60.0  # interval of checks of the total size
@@ -155,7 +154,7 @@ def age(folder: Path, own: Iterable[int], cap_bytes: int = RecordLimits().cap_by
     """Remove the oldest fifth of the files of each own rank if all records exceed the limit.
 
     `folder` is the profiling folder with its tasks. `own` holds the ranks whose files this process
-    may remove. The time of change determines the order. A rank with at most three files keeps all.
+    may remove. The time of change determines the order. A rank with at most four files keeps all.
     Return the removed files.
     """
     ranks = {
@@ -169,10 +168,10 @@ def age(folder: Path, own: Iterable[int], cap_bytes: int = RecordLimits().cap_by
         return []
     ours, removed = set(own), []
     for (_, number), each in files.items():
-        if number not in ours or len(each) <= KEPT_FILES:
+        if number not in ours:
             continue
         each.sort(key=_changed)
-        for file in each[: max(1, len(each) // AGED_SHARE)]:
+        for file in each[: len(each) // AGED_SHARE]:
             file.unlink(missing_ok=True)
             removed.append(file)
     return removed

@@ -171,7 +171,9 @@ def marks(lines: Iterable[bytes]) -> Iterator[Marker]:
 class Ranges:
     """Combine the records of a rank into ranges as they arrive.
 
-    A range without a start, without an end, or with an end before its start does not count. If both
+    The domain of an end may differ from that of its start: then the newest start with its Id and
+    source counts. A range without a start, without an end, or with an end before its start does
+    not. If both
     device and host record a range, the host's range counts. The device's range counts if it ends
     before the host records the start. For a collective both count, because the host's range may
     cover only the call.
@@ -187,12 +189,19 @@ class Ranges:
             key = (marker.id, marker.domain, marker.source_kind)
             if marker.flag in (START, START_DEVICE):
                 self._open[key] = marker
-            elif marker.flag in (END, END_DEVICE) and key in self._open:
-                begun = self._open.pop(key)
+            elif marker.flag in (END, END_DEVICE) and (begun := self._begun(key)) is not None:
                 if marker.timestamp < begun.timestamp:  # an administrator has set the clock
                     continue
                 if begun.domain == COMMUNICATION or not self._is_recorded(begun):
                     yield Range(begun.name, begun.domain, begun.timestamp, marker.timestamp)
+
+    def _begun(self, key: tuple[int, str, int]) -> Marker | None:
+        """Remove and return the start of the range that ends."""
+        if key in self._open:
+            return self._open.pop(key)
+        alike = (other for other in self._open if (other[0], other[2]) == (key[0], key[2]))
+        found = max(alike, key=lambda other: self._open[other].timestamp, default=None)
+        return self._open.pop(found) if found else None
 
     def _is_recorded(self, begun: Marker) -> bool:
         """Return whether the other source recorded this range; otherwise mark it as recorded."""

@@ -147,6 +147,11 @@ def values(switch: Switch) -> list[str]:
 
 
 def read_switch(words: dict[str, str]) -> Switch:
-    """Read MindCluster's switch; a missing field is off."""
-    on = (words.get(field) == ON for field in FIELDS)
-    return Switch(**dict(zip(Switch.__struct_fields__, on, strict=True)))
+    """Read MindCluster's switch as TaskD does.
+
+    Collectives are on if their field is on. The four other kinds are on unless all five fields are
+    off; a missing field is not off.
+    """
+    if all(words.get(field) == OFF for field in FIELDS):
+        return Switch()
+    return msgspec.structs.replace(switch_of(("step",)), communication=words.get(FIELDS[0]) == ON)

@@ -1,8 +1,7 @@
 """The messages between coordinator, agents and ranks, each with its own type.
 
 Agent and coordinator exchange msgpack over a websocket. Agent and rank exchange msgpack over a
-SEQPACKET unix socket, which keeps message boundaries. `attempt` and `generation` fence off old
-messages: a receiver refuses a message with an older value.
+SEQPACKET unix socket. A receiver refuses a message with an older `attempt` or `generation`.
 """
 
 from __future__ import annotations
@@ -61,6 +60,7 @@ from rekindle.protocol.rank import (
     StateReady,
     StepDone,
     StepFailed,
+    StepLeftOut,
     ToRank,
     decode_from_rank,
     decode_to_rank,
@@ -109,6 +109,7 @@ __all__ = [  # also the messages of other modules, because this module is the wh
     "StateReady",
     "StepDone",
     "StepFailed",
+    "StepLeftOut",
     "StepTimings",
     "ToRank",
     "WriteFinalCheckpoint",
@@ -158,7 +159,6 @@ class Hello(Message, frozen=True, kw_only=True):
     session: the script imports Rekindle, so its ranks probably have a Session.
 
     restart: the newest restart whose ranks the agent has started.
-
     unable: why the agent cannot work as a node.
 
     The message gives a new coordinator the knowledge of a dead one: the newest generation, the
@@ -209,10 +209,9 @@ class Spawned(Message, frozen=True, kw_only=True):
 
 
 class Exited(Message, frozen=True, kw_only=True):
-    """The process of a rank ended. finished: the steps that its heartbeat page shows.
+    """The process of a rank ended. finished: of its heartbeat page. said: the end of its output.
 
-    no_memory: the kernel has killed a process of this node because memory ran out. digests: of its
-    last states, which no heartbeat had.
+    no_memory: the kernel killed a process for lack of memory. digests: of states not sent before.
     """
 
     rank: int
@@ -223,6 +222,7 @@ class Exited(Message, frozen=True, kw_only=True):
     no_memory: bool = False
     at: float = 0.0
     digests: tuple[StateDigest, ...] = ()
+    said: str = ""
 
     lasting = True
 
@@ -235,10 +235,11 @@ class SpawnFailed(Message, frozen=True, kw_only=True):
 
 
 class DeviceResetFailed(Message, frozen=True, kw_only=True):
-    """The agent did not start a rank, because it could not reset the rank's device."""
+    """The agent could not reset a rank's device. Not tried: it starts the rank nevertheless."""
 
     rank: int
     error: str
+    tried: bool = True
 
 
 class StoreUp(Message, frozen=True, kw_only=True):
@@ -374,14 +375,11 @@ class EndAgent(Message, frozen=True, kw_only=True):
     refused: str = ""
 
 
-# ---- people -> coordinator, as JSON
-
-
 class Approval(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A person's answer to an incident whose strategy waits for approval. by: the person.
+    """A person's answer (JSON) to an incident whose strategy waits for approval. by: the person.
 
-    about: the time of the fault that the person has read about; 0: the fault that waits now.
-    Another person may have answered the first question, and a second one may have followed it.
+    about: the time of the fault that the person has read about; 0: the fault that waits now. It
+    may be a later one: another person may have answered the first question.
     """
 
     incident: int
@@ -419,6 +417,7 @@ FromAgent = (
     | Paused
     | StateReady
     | StepDone
+    | StepLeftOut
 )
 ToAgent = (
     Welcome

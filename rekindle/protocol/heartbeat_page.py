@@ -9,10 +9,7 @@ from __future__ import annotations
 import enum
 import mmap
 import os
-import struct
 import time
-import zlib
-from collections.abc import Iterator
 from typing import NamedTuple
 
 from rekindle.errors import ProtocolError
@@ -27,9 +24,6 @@ BEAT_S = 0.25
 SLOWEST_BEAT_S = 2.0  # the coordinator sends a ping only after a longer silence
 BEATS_PER_S = 4096  # the beats of all agents together, as long as each agent beats that often
 RECORD_BYTES = PAGE_BYTES - _HEAD_BYTES
-NOTE_BYTES = 32 * 1024  # of one note, with its head
-_NOTES = 2  # the newest ones; a rank may end while it writes one
-_NOTE_HEAD = struct.Struct("<qqq")  # number from 1, length, checksum
 
 # Slots of the head, 8 bytes each and aligned, so that a reader never sees half a number.
 _FINISHED, _IN_UPDATE, _BEAT_NS, _TOTAL, _RECORD, _DOING, _MEETINGS, _WAITING_NS = range(8)
@@ -90,16 +84,15 @@ class HeartbeatPage:
     """The heartbeat page, for both sides. Without a descriptor no other process sees it."""
 
     def __init__(self, fd: int = -1) -> None:
-        self._map = mmap.mmap(fd, PAGE_BYTES + _NOTES * NOTE_BYTES)
+        self._map = mmap.mmap(fd, PAGE_BYTES)
         self._head = memoryview(self._map)[:_HEAD_BYTES].cast("q")
         self._record = memoryview(self._map)[_HEAD_BYTES:PAGE_BYTES]
-        self._noted = max((number for number, _ in self._notes()), default=0)
 
     @staticmethod
     def create(name: str) -> int:
         """Make a page and return its file descriptor."""
         fd = os.memfd_create(f"rekindle-{name}")
-        os.ftruncate(fd, PAGE_BYTES + _NOTES * NOTE_BYTES)
+        os.ftruncate(fd, PAGE_BYTES)
         page = HeartbeatPage(fd)
         page._head[_FINISHED] = _NONE
         page.close()
@@ -235,29 +228,6 @@ class HeartbeatPage:
         self._head[_RECORD] = 0
         self._record[: len(record)] = record
         self._head[_RECORD] = len(record)
-
-    def put_note(self, note: bytes) -> bool:
-        """Leave a note for the next process of the rank; False: it is too long."""
-        if len(note) > NOTE_BYTES - _NOTE_HEAD.size:
-            return False
-        self._noted += 1
-        begin = PAGE_BYTES + self._noted % _NOTES * NOTE_BYTES
-        text = begin + _NOTE_HEAD.size
-        self._map[text : text + len(note)] = note
-        _NOTE_HEAD.pack_into(self._map, begin, self._noted, len(note), zlib.crc32(note))
-        return True
-
-    def notes(self) -> list[bytes]:
-        """Return the notes of the rank's former process, newest first; at most two."""
-        return [note for _, note in sorted(self._notes(), reverse=True)]
-
-    def _notes(self) -> Iterator[tuple[int, bytes]]:
-        for begin in range(PAGE_BYTES, PAGE_BYTES + _NOTES * NOTE_BYTES, NOTE_BYTES):
-            number, length, checksum = _NOTE_HEAD.unpack_from(self._map, begin)
-            text = begin + _NOTE_HEAD.size
-            note = self._map[text : text + length]
-            if number and zlib.crc32(note) == checksum:
-                yield number, note
 
     def last_record(self) -> bytes:
         """Return the newest record, empty if there is none. Only for display: it may be torn."""

@@ -172,6 +172,20 @@ class StepDone(Message, frozen=True, kw_only=True):
     finished: int
 
 
+class StepLeftOut(Message, frozen=True, kw_only=True):
+    """All ranks skip this step, because its update would damage the model. One rank reports it."""
+
+    rank: int
+    generation: int
+    step: int
+    reason: str
+
+    @property
+    def lasting(self) -> bool:
+        """Whether the message is true for any coordinator: it is."""
+        return True
+
+
 class BufferRequest(Message, frozen=True, kw_only=True):
     """The rank asks its agent for buffers of this size. The answer is BufferGrant.
 
@@ -181,7 +195,7 @@ class BufferRequest(Message, frozen=True, kw_only=True):
     serial: number of the request; the agent may answer a later request first.
 
     own: it asks for the copies of the state that it shares with no other rank. Without such copies
-        the answer has no descriptors.
+        the answer has no descriptors. copy: the agent fetches it from the node's former agent.
     """
 
     rank: int
@@ -297,6 +311,8 @@ class FormGeneration(Message, frozen=True, kw_only=True):
     world. An agent sends each rank only its own entries of both.
 
     replica_addresses: the addresses of the nodes that the plan names; for the agent alone.
+    former: the address of the agent from which the node has moved. It still has the copies of what
+        each rank shares with no other. None: the node has not moved. For the agent alone.
     peers: the address (host, port) of each rank, by its number in this world. Empty: no ports.
     """
 
@@ -314,6 +330,7 @@ class FormGeneration(Message, frozen=True, kw_only=True):
     ranks: dict[int, int]
     plan: dict[int, RankPlan]
     replica_addresses: dict[int, ReplicaAddress] = msgspec.field(default_factory=dict)
+    former: ReplicaAddress | None = None
     peers: tuple[tuple[str, int], ...] = ()
 
 
@@ -361,7 +378,16 @@ class Inject(Message, frozen=True, kw_only=True):
     seconds: float = 1.0
 
 
-FromRank = Arrived | StepFailed | Paused | StateReady | StepDone | BufferRequest | SnapshotTaken
+FromRank = (
+    Arrived
+    | StepFailed
+    | Paused
+    | StateReady
+    | StepDone
+    | StepLeftOut
+    | BufferRequest
+    | SnapshotTaken
+)
 ToRank = (
     GenerationEnded | PauseRequest | FormGeneration | Settings | BufferGrant | EndSession | Inject
 )

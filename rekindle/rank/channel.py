@@ -26,7 +26,7 @@ from rekindle.protocol.agent import (
     decode_to_rank,
     encode,
 )
-from rekindle.rank import environment, injection
+from rekindle.rank import earlier_files, environment, injection
 from rekindle.states import StateId
 
 MAX_MESSAGE = 128 * 1024
@@ -58,7 +58,11 @@ class Channel:
 
     @staticmethod
     def from_environment() -> Channel | None:
-        """Return the connection that the agent prepared; None: no agent started this process."""
+        """Return the connection that the agent prepared; None: no agent started this process.
+
+        The script has reached its Session, so its start-up code is over.
+        """
+        earlier_files.end()
         fd = environment.take_channel()
         return None if fd is None else Channel(fd)
 

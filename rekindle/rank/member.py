@@ -28,6 +28,7 @@ from rekindle.protocol.rank import (
     StateReady,
     StepDone,
     StepFailed,
+    StepLeftOut,
 )
 from rekindle.rank import sources
 from rekindle.rank.channel import Channel
@@ -229,6 +230,17 @@ class Member:
             self.channel.send(
                 StepDone(rank=self.slot, generation=self.generation, finished=self.state.finished)
             )
+
+    def step_skipped(self, reason: str) -> None:
+        """Report that all ranks skip the present step."""
+        self.channel.send(
+            StepLeftOut(
+                rank=self.slot,
+                generation=self.generation,
+                step=self.state.finished,
+                reason=reason,
+            )
+        )
 
     def hold(self) -> bool:
         """Between two steps: if the agent asks for a pause, wait for the generation's end.

@@ -29,7 +29,7 @@ from typing import Any, NoReturn
 from rekindle import names
 from rekindle.console import say, start_rank
 from rekindle.errors import UnexpectedError
-from rekindle.rank import sources
+from rekindle.rank import earlier_files, sources
 from rekindle.rank.error_origin import chain_of, is_text_of_script
 
 _ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
@@ -105,6 +105,7 @@ def run(
     try:
         os.chdir(working_directory)
         sys.argv = [target, *arguments]
+        earlier_files.watch()
         if kind == "module":
             sys.path.insert(0, working_directory)
             main.__spec__ = ModuleSpec(target, None)
@@ -167,6 +168,7 @@ def end(status: int, *, orderly: bool) -> NoReturn:
     The teardown of DDP and gloo can deadlock in torch 2.13. The reducer's last reference joins
     gloo's thread with the GIL held, and that thread waits for the GIL.
     """
+    earlier_files.end()
     if orderly:
         threading._shutdown()  # type: ignore[attr-defined]  # as multiprocessing's children do
         atexit._run_exitfuncs()

@@ -43,8 +43,10 @@ from rekindle.recovery.journal.journal import (
     Progress,
     RanksDiffer,
     RanksStarted,
+    ResetSkipped,
     Restored,
     SpareLost,
+    StepSkipped,
     Stopping,
     Suspected,
 )
@@ -72,7 +74,7 @@ def level(event: AnyEvent) -> int:
     match event:
         case FaultSeen() | CheckpointFailed() | CheckpointSkipped() | CheckpointLeftOut():
             return logging.WARNING
-        case RanksDiffer():
+        case RanksDiffer() | ResetSkipped() | StepSkipped():
             return logging.WARNING
         case CheckpointsPruned():
             return logging.WARNING if event.error else logging.DEBUG
@@ -115,6 +117,7 @@ def words(event: AnyEvent) -> str:
             | FinalCheckpoint()
             | NodeChecked()
             | Profiled()
+            | ResetSkipped()
             | Slowed()
             | SlowOver()
             | Examined()
@@ -125,6 +128,8 @@ def words(event: AnyEvent) -> str:
                 f"{listed('rank', event.ranks)} hold different values of {event.item} after step "
                 f"{event.step}; a replaced rank would get those of another rank"
             )
+        case StepSkipped():
+            return f"incident {event.incident}: {event.fault.message}; training continues"
         case Stopping():
             return f"the job stops: {event.reason}"
         case Ended():

@@ -15,6 +15,8 @@ from rekindle.recovery.journal import attempts
 from rekindle.recovery.journal.journal import (
     FAILED,
     AnyEvent,
+    Checkpointed,
+    CheckpointFailed,
     CheckpointLeftOut,
     Ended,
     Event,
@@ -100,6 +102,23 @@ def summarize(job_id: str, history: list[AnyEvent]) -> Summary:
     )
 
 
+def newest_checkpoint(history: Iterable[Event]) -> Checkpointed | None:
+    """Return the event of the checkpoint that was written last, or None."""
+    written = [event for event in history if isinstance(event, Checkpointed)]
+    return written[-1] if written else None
+
+
+def last_failure(history: list[AnyEvent]) -> Fault | None:
+    """Return why a job that has succeeded could not write its last checkpoint; None: it could."""
+    failed: Fault | None = None
+    for event in attempts.newest(history):
+        if isinstance(event, CheckpointFailed):
+            failed = event.fault
+        elif isinstance(event, Checkpointed) and failed and event.step >= failed.finished:
+            failed = None
+    return failed
+
+
 def _starts(history: list[AnyEvent]) -> Iterable[tuple[float, float]]:
     """Yield, for each attempt, the time from the end of the previous one to its first step."""
     since: float | None = None
@@ -146,8 +165,11 @@ def _failure(end: Ended | None, found: list[Incident]) -> Fault | None:
     return with_traceback or found[-1].cause
 
 
-def markdown_report(summary: Summary, *, resumed: str, logs: str) -> str:
-    """Return the report as Markdown, without its picture."""
+def markdown_report(summary: Summary, *, resumed: str, logs: str, checkpoint: str = "") -> str:
+    """Return the report as Markdown, without its picture.
+
+    checkpoint: the newest one, as text.
+    """
     parts = [
         f"# Job {summary.job_id} {outcome(summary.outcome, summary.finished)}",
         f"{capital(summary.reason)}.",
@@ -160,6 +182,8 @@ def markdown_report(summary: Summary, *, resumed: str, logs: str) -> str:
         parts.append(_left_out(summary.left_out))
     if summary.attempts > 1:
         parts.append(f"{summary.attempts} attempts. {resumed}.")
+    if checkpoint:
+        parts.append(f"Newest checkpoint: {checkpoint}")
     if summary.failure is not None:
         parts.append(_markdown_failure(summary.failure))
     parts.append(f"Logs of all ranks: `{logs}`")

@@ -24,6 +24,7 @@ _NEVER = (
     FaultKind.SOURCE,
     FaultKind.REPLICAS,
     FaultKind.STORAGE,
+    FaultKind.SKIPPED_STEP,
     FaultKind.PLANNED,
 )  # these arise during recovery or do not disturb training
 

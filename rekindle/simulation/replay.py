@@ -265,6 +265,7 @@ class _Replay:
                 left=self._left(lost + len(repair.awaited)),
                 engine=setting.world.engine,
                 final_step=job.progress.snapshot_step(),
+                alone=setting.world.nodes - len(job.missing) == 1,
                 incident=self._incident,
                 past=tuple(self._budgets.past),
             )

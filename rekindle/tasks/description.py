@@ -30,12 +30,14 @@ _OUTPUT = "decides what is printed or recorded"
 _FROM_ID = "follows from the job id"
 _NOT_IN_FORM = "a job of a flow does not set it"
 
-# Variables that no result depends on: keys that people rotate, the reaction to faults, log levels.
+# Variables that no result depends on: keys that people rotate, the reaction to faults, limits of
+# records, log levels.
 _KEYS = (
     names.ENV_STORE_ACCESS_KEY_ID,
     names.ENV_STORE_SECRET_ACCESS_KEY,
     names.ENV_STORE_SESSION_TOKEN,
     names.ENV_FAILOVER_GRACE,
+    *names.PROFILING_SETTINGS,
 )
 _UNCOUNTED = re.compile(
     r"AWS_(ACCESS_KEY_ID|SECRET_ACCESS_KEY|SESSION_TOKEN)|LOG_?LEVEL|GLOG_\w+"
@@ -138,8 +140,8 @@ def _without_effect(why: str, *fields: str, prefix: str = "") -> dict[str, Row]:
 
 # Every field of JobSpec, and every field of KubernetesSettings after "kubernetes.".
 TABLE: dict[str, Row] = {
-    "entry": Row("script or module", "is the program", _spec("entry")),
-    "target": Row("script or module", "is the program", _target),
+    "entry": Row("script, module or program", "is the program", _spec("entry")),
+    "target": Row("script, module or program", "is the program", _target),
     "arguments": Row("arguments", "are the program's input", _spec("arguments")),
     "framework": Row("framework", "computes the values", _spec("framework")),
     "nodes": Row("nodes", "is a part of the world size", _spec("nodes")),
@@ -201,6 +203,7 @@ FORM: dict[str, tuple[str, ...]] = {
     "job_id": (),
     "script": ("entry", "target"),
     "module": ("entry", "target"),
+    "program": ("entry", "target"),
     "arguments": ("arguments",),
     "framework": ("framework",),
     "nodes": ("nodes",),
@@ -216,6 +219,8 @@ FORM: dict[str, tuple[str, ...]] = {
     "saved_store": ("checkpoint_store", "checkpoint_every", "keep", "environment"),
     "saved_policy": ("policy",),
     "fault_tables": ("fault_tables",),
+    "devices": (),
+    "only_newest": (),
     "policy": ("policy",),
     "node_check": ("network_check", "exclude_straggler", "node_check"),
     "kubernetes": tuple(name for name in TABLE if name.startswith("kubernetes.")),

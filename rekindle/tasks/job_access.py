@@ -10,10 +10,10 @@ from prefect.context import FlowRunContext
 from rekindle import names
 from rekindle.engines.base import Engine
 from rekindle.engines.client import JobClient
-from rekindle.engines.hosts import SimulatedHosts
+from rekindle.engines.hosts import simulated_hosts
 from rekindle.engines.local import LocalEngine
 from rekindle.errors import JobError, UsageError
-from rekindle.job.spec import Endpoint, JobDirectory, home, job_directory
+from rekindle.job.spec import Endpoint, JobDirectory, job_directory
 from rekindle.recovery.journal.journal import AnyEvent
 from rekindle.tasks.prefect_api import Log
 
@@ -57,7 +57,7 @@ def engine_of(job_id: str) -> Engine:
         from rekindle.engines.kubernetes.engine import engine_for  # imports the client only on use
 
         return engine_for(directory)
-    return LocalEngine(directory, hosts=SimulatedHosts(home()))
+    return LocalEngine(directory, hosts=simulated_hosts(directory.spec()))
 
 
 def coordinator_of(job_id: str) -> Endpoint | None:

@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import enum
+import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
-from prefect.client.schemas.objects import FlowRun
+from prefect.client.schemas.objects import FlowRun, State
+from prefect.states import Running
 
 from rekindle import names
 from rekindle.blocks.job import TrainingJob
-from rekindle.errors import JobError
+from rekindle.blocks.job_fields import left_to_mindcluster
+from rekindle.engines.devices import visible_devices
+from rekindle.errors import DevicesHeldError, JobError
 from rekindle.file_lock import locked
 from rekindle.job.spec import JobDirectory, replace_file
 from rekindle.recovery.journal import attempts
-from rekindle.recovery.journal.journal import RESCHEDULED, SUCCEEDED
+from rekindle.recovery.journal.journal import RESCHEDULED
+from rekindle.reporting.event_text import capital
+from rekindle.reporting.run_state import AWAITING_DEVICES
 from rekindle.tasks import job_access as jobs
 from rekindle.tasks.identity import (
     differs,
@@ -26,10 +34,12 @@ from rekindle.tasks.identity import (
     other_job,
     refuse_another,
 )
-from rekindle.tasks.report import refuse_lost
+from rekindle.tasks.prefect_api.run_states import name_state
+from rekindle.tasks.report import has_succeeded, refuse_lost
 
 # A coordinator exits a moment after the end of its job.
 _EXIT_TIMEOUT_S = 60.0
+_DEVICES_S = 2.0  # pause between two tries to get the devices that another job has
 
 
 @task(name="release", cache_policy=NO_CACHE)
@@ -47,6 +57,10 @@ def describe(job: TrainingJob, directory: JobDirectory, job_id: str) -> None:
     if job.kubernetes is None:
         directory.create(spec)
         directory.pods.unlink(missing_ok=True)
+        devices = job.devices
+        if devices is None:
+            devices = visible_devices({**os.environ, **spec.environment})
+        replace_file(directory.path / names.DEVICES_FILE, "\n".join(devices).encode())
     else:
         # First the pods: a description without pods describes a job of this machine.
         replace_file(directory.pods, msgspec.json.encode(job.kubernetes))
@@ -84,8 +98,10 @@ class Launched:
 
 
 @task(name="launch", cache_policy=NO_CACHE)
-def launch(job: TrainingJob, job_id: str) -> Launched:
-    """Start or adopt the job, unless it has succeeded.
+def launch(job: TrainingJob, job_id: str, pause: Callable[[float], None]) -> Launched:
+    """Start or adopt the job, unless it has succeeded. Wait while another job has its devices.
+
+    pause: waits for these seconds. It may raise an error, which ends the wait.
 
     Raises UsageError: the description is invalid. Raises OtherJobError: the job of this id has
     another description. Raises RecordLostError: it has succeeded, and its record is not here.
@@ -94,16 +110,31 @@ def launch(job: TrainingJob, job_id: str) -> Launched:
     refuse_lost(job_id, job)
     directory = jobs.directory_of(job_id)
     directory.path.mkdir(parents=True, exist_ok=True)
-    # One process at a time looks for the job and launches it.
-    with locked(directory.path / names.LAUNCH_LOCK_FILE):
-        if job.kubernetes is not None and not is_launched(job_id):
-            _join_the_cluster(job, directory, job_id)
-        found = refuse_another(job_id, job)
-        launched = _launch_or_adopt(job, directory, job_id)
-    log = get_run_logger()
+    log, told = get_run_logger(), ""
+    while True:
+        # One process at a time looks for the job and launches it.
+        with locked(directory.path / names.LAUNCH_LOCK_FILE):
+            if job.kubernetes is not None and not is_launched(job_id):
+                _join_the_cluster(job, directory, job_id)
+            found = refuse_another(job_id, job)
+            try:
+                launched = _launch_or_adopt(job, directory, job_id)
+                break
+            except DevicesHeldError as error:
+                held = str(error)
+        if held != told:
+            log.info("%s", held)
+            waiting: State[Any] = Running(name=AWAITING_DEVICES, message=capital(held))
+            name_state(jobs.this_flow_run(job_id).id, waiting, log)
+            told = held
+        pause(_DEVICES_S)
+    if told:
+        name_state(jobs.this_flow_run(job_id).id, Running(), log)
     log.info(_TELL[launched.how], job_id, launched.attempt, directory.path)
     if launched.how is How.LAUNCHED:
         note_launch(job_id)
+        if left := left_to_mindcluster(job.filled_in().policy, job.kubernetes):
+            log.info("MindCluster has the strategies %s; Rekindle does not use them", left)
     elif launched.how is How.ADOPTED and found is not None and any(found):
         kept = ", ".join((*found.counting, *found.others))
         log.warning("The running job keeps its own values of %s", kept)
@@ -137,7 +168,7 @@ def _join_the_cluster(job: TrainingJob, directory: JobDirectory, job_id: str) ->
 def _launch_or_adopt(job: TrainingJob, directory: JobDirectory, job_id: str) -> Launched:
     history = jobs.history_of(job_id)
     attempt, end = attempts.number(history), attempts.end_of(history)
-    if end is not None and end.outcome == SUCCEEDED:
+    if has_succeeded(job, job_id):
         return Launched(job_id, How.FINISHED, attempt)
     alive = jobs.coordinator_of(job_id)
     if alive is not None and end is None and attempts.is_stopping(history):

@@ -7,36 +7,48 @@ import contextlib
 import dataclasses
 import json
 import socket
+import subprocess
+import sys
 import time
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
 from prefect import get_run_logger, runtime, task
-from prefect.artifacts import create_markdown_artifact, create_table_artifact
+from prefect.artifacts import create_table_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import ArtifactCreate, ArtifactUpdate
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
 from prefect.client.schemas.sorting import ArtifactSort
+from prefect.logging.loggers import flow_run_logger
 
 from rekindle import names
 from rekindle.blocks.job import TrainingJob
+from rekindle.checkpoints.location import below
 from rekindle.errors import JobFailedError, OtherJobError, RecordLostError
+from rekindle.job.spec import JobDirectory
 from rekindle.recovery.journal import attempts
-from rekindle.recovery.journal.journal import SUCCEEDED, NodeChecked
+from rekindle.recovery.journal.journal import SUCCEEDED, AnyEvent, NodeChecked
 from rekindle.recovery.node_check.evidence import Measurement
 from rekindle.recovery.node_check.verdicts import SICK
 from rekindle.reporting.event_text import incident_row, outcome, resumed_text
 from rekindle.reporting.step_records import sample_records
-from rekindle.reporting.summary import markdown_report, summarize
+from rekindle.reporting.summary import (
+    last_failure,
+    markdown_report,
+    newest_checkpoint,
+    summarize,
+)
 from rekindle.tasks import job_access as jobs
 from rekindle.tasks.identity import content, content_of
 from rekindle.tasks.prefect_api import Log
 from rekindle.tasks.prefect_api.notifier import find_artifact, progress_key
+from rekindle.waiting import until
 
 ARTIFACT = "checked-nodes"
 _PAUSE_S = 1.0
+_STOP_S = 20.0  # for a job that was ordered to stop, besides the final checkpoint
 
 
 @task(name="report-nodes", cache_policy=NO_CACHE)
@@ -101,32 +113,84 @@ class JobResult:
 @task(name="report", cache_policy=NO_CACHE)
 def report(job_id: str) -> JobResult:
     """Write the incident table, the report and the timeline, and return the job's result."""
+    with get_client(sync_client=True) as client:
+        _wait_for_prefect(client, get_run_logger())
+        run, history = UUID(runtime.flow_run.id), jobs.history_of(job_id)
+        return _write(client, job_id, run, history, get_run_logger())
+
+
+def report_later(job_id: str, flow_run_id: UUID) -> None:
+    """Start a process that writes the same for a job that ends, and whose flow has no process.
+
+    Prefect waits for a hook before it sets the state of the run, so a hook must not wait itself.
+    """
+    command = [sys.executable, "-m", "rekindle.tasks.report", job_id, str(flow_run_id)]
+    subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,  # a runner that ends takes its own group with it
+    )
+
+
+def _report_stopped(job_id: str, flow_run_id: UUID) -> None:
+    """Wait for the end of a job, and report it. A rerun may begin another attempt, and report."""
+    directory = jobs.directory_of(job_id)
+    limit_s = _STOP_S + directory.spec().policy.dump_timeout_s
+    attempt = attempts.number(jobs.history_of(job_id))
+
+    def is_over() -> bool:
+        history = jobs.history_of(job_id)
+        return attempts.end_of(history) is not None or attempts.number(history) > attempt
+
+    ended = until(is_over, limit_s, 0.5)
+    with get_client(sync_client=True) as client:
+        log = flow_run_logger(client.read_flow_run(flow_run_id))
+        history = jobs.history_of(job_id)
+        if not ended:
+            log.warning("Job %s did not end within %g s; it has no report", job_id, limit_s)
+        elif attempts.end_of(history) is not None and attempts.number(history) == attempt:
+            _write(client, job_id, flow_run_id, history, log)
+
+
+def _write(
+    client: SyncPrefectClient, job_id: str, flow_run_id: UUID, history: list[AnyEvent], log: Log
+) -> JobResult:
+    """Write all for this history; a rerun may have begun another attempt by now."""
     # Here, because matplotlib is slow to import, and a flow process must adopt a job quickly.
     from rekindle.reporting.timeline import MOST_RANKS, draw
 
-    with get_client(sync_client=True) as client:
-        _wait_for_prefect(client, get_run_logger())
-        history = jobs.history_of(job_id)
-        summary = summarize(job_id, history)
-        if summary.outcome == SUCCEEDED:
-            _complete_progress(client, job_id, summary.finished)
+    summary = summarize(job_id, history)
+    if summary.outcome == SUCCEEDED:
+        _complete_progress(client, job_id, flow_run_id, summary.finished)
     directory = jobs.directory_of(job_id)
     picture = directory.path / names.TIMELINE_FILE
     draw(history, sample_records(directory.path, ranks=MOST_RANKS), picture)
     rows = [incident_row(incident) for incident in summary.incidents]
-    logs = directory.spec().log_directory
-    text = markdown_report(summary, resumed=resumed_text(history), logs=logs)
+    text = markdown_report(
+        summary,
+        resumed=resumed_text(history),
+        logs=directory.spec().log_directory,
+        checkpoint=where_is_newest(directory, history),
+    )
     (directory.path / names.REPORT_FILE).write_text(f"{text}\n![Timeline]({names.TIMELINE_FILE})\n")
     encoded = base64.b64encode(picture.read_bytes()).decode()
+
+    def show(kind: str, what: str, data: str, description: str) -> None:
+        key = f"{job_id}-{what}"
+        client.create_artifact(
+            ArtifactCreate(
+                key=key, type=kind, data=data, description=description, flow_run_id=flow_run_id
+            )
+        )
+
     if rows:
-        title = f"Incidents of job {job_id}"
-        create_table_artifact(rows, key=f"{job_id}-incidents", description=title)
-    create_markdown_artifact(
-        f"{text}\n![Timeline](data:image/png;base64,{encoded})\n",
-        key=f"{job_id}-report",
-        description=f"Job {job_id} {outcome(summary.outcome, summary.finished)}",
-    )
-    get_run_logger().info("Report: %s, timeline: %s", directory.path / names.REPORT_FILE, picture)
+        show("table", "incidents", json.dumps(rows), f"Incidents of job {job_id}")
+    end = outcome(summary.outcome, summary.finished)
+    shown = f"{text}\n![Timeline](data:image/png;base64,{encoded})\n"
+    show("markdown", "report", shown, f"Job {job_id} {end}")
+    log.info("Report: %s, timeline: %s", directory.path / names.REPORT_FILE, picture)
     return JobResult(
         job_id=job_id,
         outcome=summary.outcome,
@@ -139,6 +203,46 @@ def report(job_id: str) -> JobResult:
         report=str(directory.path / names.REPORT_FILE),
         timeline=str(picture),
     )
+
+
+def where_is_newest(directory: JobDirectory, history: list[AnyEvent]) -> str:
+    """Return the newest checkpoint with an address for other machines, or "" without one.
+
+    A folder has the name of its machine before it, as for ssh.
+    """
+    written = newest_checkpoint(history)
+    if written is None:
+        return ""
+    store = directory.spec().checkpoint_store
+    if "://" in store:  # the path in the event has no endpoint
+        where = below(store, written.path.rpartition("/")[2])
+    else:
+        host = "the pods" if directory.pods.exists() else socket.gethostname()
+        where = f"{host}:{written.path}"
+    return f"step {written.step}, at `{where}`"
+
+
+def unsaved(job_id: str) -> str:
+    """Return in a sentence that a job has trained to the end without its last checkpoint, or ""."""
+    directory, history = jobs.directory_of(job_id), jobs.history_of(job_id)
+    end, failed = attempts.end_of(history), last_failure(history)
+    if end is None or end.outcome != SUCCEEDED or failed is None:
+        return ""
+    if not directory.spec().checkpoint_every:
+        return ""
+    newest = where_is_newest(directory, history) or "none"
+    return (
+        f"job {job_id} has finished training after step {end.finished}, but could not write its "
+        f"last checkpoint: {failed.message}. Its newest checkpoint: {newest}"
+    )
+
+
+def has_succeeded(job: TrainingJob, job_id: str) -> bool:
+    """Return whether the job has succeeded on this machine, with all that its description asks."""
+    end = attempts.end_of(jobs.history_of(job_id))
+    if end is None or end.outcome != SUCCEEDED:
+        return False
+    return not (unsaved(job_id) and job.filled_in().checkpoint.required)
 
 
 _COLUMNS = {field.name for field in dataclasses.fields(JobResult)} | {
@@ -229,7 +333,9 @@ def _wait_for_prefect(client: SyncPrefectClient, log: Log) -> None:
         time.sleep(_PAUSE_S)
 
 
-def _complete_progress(client: SyncPrefectClient, job_id: str, finished: int) -> None:
+def _complete_progress(
+    client: SyncPrefectClient, job_id: str, flow_run_id: UUID, finished: int
+) -> None:
     """Show that all steps are done, because the process that should have done it may have failed.
 
     A script without a number of steps has no progress to show.
@@ -237,9 +343,11 @@ def _complete_progress(client: SyncPrefectClient, job_id: str, finished: int) ->
     key, words = progress_key(job_id), f"all {finished} steps are done"
     artifact = find_artifact(client, key)
     if artifact is None and finished:
-        run = UUID(runtime.flow_run.id)
-        client.create_artifact(
-            ArtifactCreate(key=key, type="progress", data=100.0, description=words, flow_run_id=run)
-        )
+        done = ArtifactCreate(key=key, type="progress", data=100.0, description=words)
+        client.create_artifact(done.model_copy(update={"flow_run_id": flow_run_id}))
     elif artifact is not None and artifact.data != 100:
         client.update_artifact(artifact.id, ArtifactUpdate(data=100.0, description=words))
+
+
+if __name__ == "__main__":
+    _report_stopped(sys.argv[1], UUID(sys.argv[2]))

@@ -10,6 +10,8 @@ import contextlib
 import logging
 import os
 import socket
+import threading
+from pathlib import Path
 from uuid import UUID
 
 import msgspec
@@ -23,7 +25,7 @@ from rekindle.engines.base import MOST_REVIVALS
 from rekindle.engines.follower import JobFollower
 from rekindle.errors import JobError, LeaseHeldError
 from rekindle.recovery.faults.fault import Fault
-from rekindle.recovery.journal import attempts, journal
+from rekindle.recovery.journal import attempts
 from rekindle.recovery.journal.journal import (
     Answered,
     AnyEvent,
@@ -41,7 +43,9 @@ from rekindle.recovery.journal.journal import (
     MoveRequested,
     NodeChecked,
     Progress,
+    RanksStarted,
     Restored,
+    StepSkipped,
 )
 from rekindle.reporting.event_text import (
     incident_row,
@@ -51,13 +55,15 @@ from rekindle.reporting.event_text import (
     sentence,
     skipped_checkpoints,
 )
-from rekindle.reporting.run_state import AWAITING_APPROVAL, RUNNING, shown
+from rekindle.reporting.run_state import AWAITING_APPROVAL, RUNNING, StateFold
 from rekindle.supervised import reported_threads
 from rekindle.tasks import job_access as jobs
 from rekindle.tasks.prefect_api import Log
 from rekindle.tasks.prefect_api.approval_form import ApprovalQuestion
 from rekindle.tasks.prefect_api.notifier import PrefectNotifier
 
+_MOST_RANKS = 16  # whose output an incident shows
+_LINES, _TAIL_BYTES = 5, 4_096  # of each log file
 _STEPS: dict[type[AnyEvent], tuple[str, ...]] = {
     Answered: ("answered",),
     Isolated: ("isolated",),
@@ -153,6 +159,7 @@ class Supervisor:
     ) -> None:
         self.history: list[AnyEvent] = []
         self._incidents = IncidentFold()
+        self._states = StateFold()
         self._job_id = job_id
         self._notices = notices
         self._log = log
@@ -160,6 +167,7 @@ class Supervisor:
         self._question: ApprovalQuestion | None = None
         self._progress: Progress | None = None
         self._formed = False  # in this process
+        self._restart = 0  # restarts of all ranks; the number of their log folder
         self._restore: PrefectFuture[str] | None = None
         for event in history:
             self._remember(event)
@@ -182,13 +190,40 @@ class Supervisor:
         self._log.log(max(level(event), logging.INFO), "%s", sentence(event))
         self._remember(event)
         self.name_state()
+        if isinstance(event, FaultSeen) and not event.explained:
+            self._show_output(event)
         if isinstance(event, Formed) and not self._formed:
             self._formed = True
             if resumes(attempts.newest(self.history)):
                 self._restore = restore.submit([*self.history])
 
+    def _show_output(self, event: FaultSeen) -> None:
+        """Log the last output of a lost agent, and of all ranks when an incident begins.
+
+        The log has only files of this machine. A thread reads them, because a file system may hang.
+        """
+        directory, fault = jobs.directory_of(self._job_id), event.fault
+        files: dict[str, Path] = {}
+        if fault.rank < 0 <= fault.node:
+            files[f"agent {fault.node}"] = directory.path / f"agent-{fault.node}.log"
+        if len(self._incidents.by_number[event.incident].faults) == 1:
+            logs = Path(directory.spec().log_directory, f"attempt_{self._restart}")
+            files |= {
+                f"rank {rank}": logs / str(rank) / "stderr.log" for rank in range(_MOST_RANKS)
+            }
+
+        def show() -> None:
+            for name, file in files.items():
+                if lines := last_lines(file):
+                    self._log.warning("The last output of %s:\n%s", name, lines)
+
+        threading.Thread(target=show, name="rekindle-output", daemon=True).start()
+
     def _remember(self, event: AnyEvent) -> None:
+        if isinstance(event, RanksStarted):
+            self._restart = event.restart
         self.history.append(event)
+        self._states.add(event)
         incident = self._incidents.add(event)
         if incident is not None:
             for step in incident_steps(event, incident):
@@ -197,7 +232,7 @@ class Supervisor:
 
     def name_state(self) -> None:
         """Send the job's state to Prefect if it has changed."""
-        name, message = shown(self.history)
+        name, message = self._states.shown()
         if name == self._state:
             return
         self._state = name
@@ -208,7 +243,7 @@ class Supervisor:
 
     def _ask(self) -> ApprovalQuestion:
         """Open the question and wait for a person's answer. The notifier attaches the form."""
-        waiting = journal.waits_for_approval(self.history)
+        waiting = attempts.waits_for_approval(self.history)
         assert waiting is not None
         run = UUID(runtime.flow_run.id)
         question = ApprovalQuestion(waiting, job_id=self._job_id, flow_run_id=run, log=self._log)
@@ -221,12 +256,23 @@ class Supervisor:
             self._question = None
 
 
+def last_lines(file: Path) -> str:
+    """Return the last lines of a file; empty: it has none, or this machine does not have it."""
+    try:
+        with file.open("rb") as open_file:
+            open_file.seek(max(0, os.fstat(open_file.fileno()).st_size - _TAIL_BYTES))
+            text = open_file.read().decode(errors="replace")
+    except OSError:
+        return ""
+    return "\n".join(text.splitlines()[-_LINES:])
+
+
 def incident_steps(event: AnyEvent, incident: Incident) -> tuple[str, ...]:
     """Return the steps of the incident that this event, its newest, completes."""
     match event:
         case FaultSeen():
             return ("detected",) if not event.explained and len(incident.faults) == 1 else ()
-        case CheckpointFailed() | NodeChecked(fault=Fault()):
+        case CheckpointFailed() | StepSkipped() | NodeChecked(fault=Fault()):
             return ("detected", "closed")
         case Decided(approval=asked, outweighed=False):
             return ("decided", "awaiting-approval") if asked else ("decided",)

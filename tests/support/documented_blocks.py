@@ -13,7 +13,8 @@ import msgspec
 from repository import ROOT
 
 _FENCE = re.compile(r"^```(python|diff|console)\n(.*?)^```", re.MULTILINE | re.DOTALL)
-_DEEP = " " * 16  # indentation of the loop's body with a Session
+# How much deeper lines are in loops with a Session than before the changes, by their indentation.
+_DEEPER = {" " * 20: " " * 8, " " * 12: " " * 4}
 _SECTION = re.compile(r"^## ", re.MULTILINE)
 
 # These parts of an output differ between runs.
@@ -84,9 +85,16 @@ def new_side(diff: str) -> str:
 
 
 def old_side(diff: str) -> str:
-    """Return the program before the changes. The unchanged lines of the new loop are deeper."""
-    lines = [line[1:] or "\n" for line in diff.splitlines(True) if line[0] != "+"]
-    return "".join(line.removeprefix("    ") if line.startswith(_DEEP) else line for line in lines)
+    """Return the program before the changes. The unchanged lines of the new loops are deeper."""
+    lines = []
+    for line in diff.splitlines(True):
+        text = line[1:] or "\n"
+        if line[0] not in "+-":
+            more = next((m for depth, m in _DEEPER.items() if text.startswith(depth)), "")
+            text = text.removeprefix(more)
+        if line[0] != "+":
+            lines.append(text)
+    return "".join(lines)
 
 
 def program(page: str, number: int) -> str:

@@ -14,28 +14,43 @@ import re
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
 from rekindle import names
 from rekindle.agent.devices.dcmi import DeviceReadings
-from rekindle.agent.threads import Problems, in_thread
+from rekindle.agent.threads import Problems
 from rekindle.errors import JobError
 from rekindle.job.ascend import NPU_MANAGER
 from rekindle.protocol.agent import Conditions, Message
 from rekindle.protocol.monitoring import Condition
 
-# MindCluster's device plugin waits as long for a reset (WaitDeviceResetTime).
-RESET_TIMEOUT_S = 150.0
 ASK_TIMEOUT_S = 5.0
 KILLED_S = 1.0  # for the end of a killed tool, which may hang in the driver
 
 ASK_DCMI = (sys.executable, "-m", "rekindle.agent.devices.dcmi")
 GPU_MANAGER = Path("/dev/nvidiactl")
-_MAPPED = re.compile(r"^\s*(\d+)\s+(\d+)\s+(\d+)\s", re.MULTILINE)  # card, chip, logical number
+# card, chip, logical number, name
+_MAPPED = re.compile(r"^\s*(\d+)\s+(\d+)\s+(\d+)\s+(\S.*?)\s*$", re.MULTILINE)
 _stuck: dict[str, asyncio.subprocess.Process] = {}  # by tool: killed, but not ended in time
 _NPU_USE = re.compile(r"^\s*Aicore Usage Rate\(%\)\s*:\s*(\d+)\s*$", re.MULTILINE)
 LOOK_S = 5.0
+
+
+class Ran(NamedTuple):
+    """A tool's output, its error or "", and whether it has started."""
+
+    output: str = ""
+    error: str = ""
+    started: bool = True
+
+
+class Chip(NamedTuple):
+    """An NPU. place: the arguments of npu-smi that name it."""
+
+    place: tuple[str, ...]
+    name: str
 
 
 class SimulatedCondition(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,23 +97,6 @@ def are_there() -> bool:
     return has_npus() or has_gpus()
 
 
-async def reset_device(device: int, host_file: Path | None) -> str:
-    """Reset a device that no process uses; return the reason of a failure, or "".
-
-    host_file: the file of the device's simulated host; None: the device is real.
-    """
-    if host_file is not None:
-        sick = device in (await in_thread(read_condition, host_file)).sick_devices
-        return "the device is still faulty after the reset" if sick else ""
-    if has_npus():
-        place, error = await _npu(_visible(device))
-        return error or (await run(RESET_TIMEOUT_S, "npu-smi", "set", "-t", "reset", *place))[1]
-    if has_gpus():
-        gpu = _visible(device)
-        return (await run(RESET_TIMEOUT_S, "nvidia-smi", "--gpu-reset", "-i", gpu))[1]
-    return ""  # a CPU has nothing to reset
-
-
 async def utilisations(devices: Iterable[int]) -> dict[int, int]:
     """Return the utilization of devices in percent, without those whose tool does not report it."""
     asked = list(devices)
@@ -110,14 +108,14 @@ async def utilisations(devices: Iterable[int]) -> dict[int, int]:
 
 async def conditions(devices: Iterable[int]) -> DeviceReadings:
     """Return DCMI's report about NPUs; it omits devices that DCMI does not name."""
-    output, error = await run(ASK_TIMEOUT_S, *ASK_DCMI)
+    output, error, _ = await run(ASK_TIMEOUT_S, *ASK_DCMI)
     if error:
         return DeviceReadings(problems=(error,))
     try:  # the last line, because the driver may have printed something before
         found = msgspec.json.decode(output.rpartition("\n")[2], type=DeviceReadings)
     except msgspec.DecodeError as wrong:
         return DeviceReadings(problems=(f"{' '.join(ASK_DCMI)} said {output[-300:]!r}: {wrong}",))
-    places = {device: _visible(device) for device in devices}
+    places = {device: visible(device) for device in devices}
     named = {device: int(place) for device, place in places.items() if place.isdigit()}
     own = {device: found.devices[at] for device, at in named.items() if at in found.devices}
     return msgspec.structs.replace(found, devices=own)
@@ -125,31 +123,31 @@ async def conditions(devices: Iterable[int]) -> DeviceReadings:
 
 async def _utilisation(device: int) -> str:
     if has_npus():
-        place, _ = await _npu(_visible(device))
-        command = ("npu-smi", "info", "-t", "usages", *place)
-        values = _NPU_USE.findall((await run(ASK_TIMEOUT_S, *command))[0]) if place else []
+        chip = (await chips())[0].get(visible(device))
+        if chip is None:
+            return ""
+        command = ("npu-smi", "info", "-t", "usages", *chip.place)
+        values = _NPU_USE.findall((await run(ASK_TIMEOUT_S, *command)).output)
         return values[0] if values else ""
     query = ("--query-gpu=utilization.gpu", "--format=csv,noheader,nounits")
-    return (await run(ASK_TIMEOUT_S, "nvidia-smi", *query, "-i", _visible(device)))[0]
+    return (await run(ASK_TIMEOUT_S, "nvidia-smi", *query, "-i", visible(device))).output
 
 
-def _visible(device: int) -> str:
+def visible(device: int) -> str:
     """Return the machine's number for a device with this local number."""
     name = "ASCEND_RT_VISIBLE_DEVICES" if has_npus() else "CUDA_VISIBLE_DEVICES"
     listed = [each.strip() for each in os.environ.get(name, "").split(",") if each.strip()]
     return listed[device] if device < len(listed) else str(device)
 
 
-async def _npu(logical: str) -> tuple[tuple[str, ...], str]:
-    """Return the arguments that name an NPU by its card and chip, or an error."""
-    output, error = await run(ASK_TIMEOUT_S, "npu-smi", "info", "-m")
-    for card, chip, number in _MAPPED.findall(output):
-        if number == logical:
-            return ("-i", card, "-c", chip), ""
-    return (), error or f"npu-smi does not list a chip with the logical number {logical}"
+async def chips() -> tuple[dict[str, Chip], str]:
+    """Return the NPUs that npu-smi lists, by logical number, and its error or ""."""
+    output, error, _ = await run(ASK_TIMEOUT_S, "npu-smi", "info", "-m")
+    found = _MAPPED.findall(output)
+    return {at: Chip(("-i", card, "-c", chip), name) for card, chip, at, name in found}, error
 
 
-async def run(limit_s: float, *command: str) -> tuple[str, str]:
+async def run(limit_s: float, *command: str) -> Ran:
     """Run a tool; return its output, and an error if it failed.
 
     A tool that hangs in the driver does not run again until it has ended. Otherwise the number of
@@ -157,7 +155,7 @@ async def run(limit_s: float, *command: str) -> tuple[str, str]:
     """
     stuck = _stuck.get(command[0])
     if stuck is not None and stuck.returncode is None:
-        return "", f"{command[0]} did not end after SIGKILL"
+        return Ran(error=f"{command[0]} did not end after SIGKILL", started=False)
     try:
         process = await asyncio.create_subprocess_exec(
             *command,
@@ -166,7 +164,7 @@ async def run(limit_s: float, *command: str) -> tuple[str, str]:
             stderr=asyncio.subprocess.STDOUT,
         )
     except OSError as error:
-        return "", f"Rekindle cannot run {command[0]}: {error.strerror}"
+        return Ran(error=f"Rekindle cannot run {command[0]}: {error.strerror}", started=False)
     try:
         output, _ = await asyncio.wait_for(process.communicate(), limit_s)
     except asyncio.TimeoutError:
@@ -175,11 +173,12 @@ async def run(limit_s: float, *command: str) -> tuple[str, str]:
             await asyncio.wait_for(process.wait(), KILLED_S)
         except asyncio.TimeoutError:
             _stuck[command[0]] = process
-        return "", f"{' '.join(command)} took more than {limit_s:g} s"
+        return Ran(error=f"{' '.join(command)} took more than {limit_s:g} s")
     text = output.decode(errors="replace").strip()
     if process.returncode:
-        return text, f"{' '.join(command)} ended with status {process.returncode}: {text[-300:]}"
-    return text, ""
+        status = f"ended with status {process.returncode}"
+        return Ran(text, f"{' '.join(command)} {status}: {text[-300:]}")
+    return Ran(text)
 
 
 class DeviceMonitor:

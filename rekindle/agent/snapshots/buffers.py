@@ -8,13 +8,14 @@ import functools
 import logging
 import os
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
 from rekindle.agent.memory_limits import create_buffer
 from rekindle.agent.snapshots.checkpoint_queue import CheckpointFiles, DueCheckpoints
+from rekindle.agent.snapshots.own_copies import Held, OwnCopies, SendGrant
 from rekindle.agent.snapshots.replica_client import ReplicaClient
 from rekindle.agent.snapshots.replica_server import ReplicaServer
 from rekindle.agent.threads import in_pool
@@ -32,9 +33,6 @@ _ROOM = 65536  # bytes that a buffer has in addition to the request
 _TICK_S = 0.005
 SILENT_S = 10.0  # the end of a job waits no longer for the store without a line
 MAKERS = 8  # threads that make memory; more are not faster
-
-_Held = list[tuple[int, SnapshotBuffer]]  # the buffers of a rank, with their descriptors
-SendGrant = Callable[[protocol.BufferGrant, list[int]], None]
 
 
 class NodeSnapshots:
@@ -54,9 +52,10 @@ class NodeSnapshots:
         self._send = send
         self._replica_server = replica_server
         self._replica_client = replica_client
-        self._buffers: dict[int, _Held] = {}
+        self._buffers: dict[int, Held] = {}
         self._making: dict[int, asyncio.Task[None]] = {}
-        self._own: dict[int, _Held] = {}  # copies of the state that a rank shares with no other
+        self.own = OwnCopies(self._make, self._close, replica_client)
+        replica_server.own = self.own.reading
         self._makes = ThreadPoolExecutor(max_workers=MAKERS, thread_name_prefix="buffers")
         self._closing = threading.Event()
         self._seals = ThreadPoolExecutor(max_workers=1, thread_name_prefix="seals")
@@ -73,7 +72,7 @@ class NodeSnapshots:
         If the rank wants a copy, one of the buffers first gets the replica that another node keeps.
         """
         if wanted.own:
-            self._start(self._own_room(wanted, answer), self._asking)
+            self._start(self.own.room(wanted, answer), self._asking)
         elif wanted.copy is not None:
             self._start(self._fetch(wanted, answer), self._asking)
         elif self._fitting(wanted.rank, wanted.bytes) or not wanted.bytes:
@@ -90,29 +89,17 @@ class NodeSnapshots:
             self._send(protocol.SnapshotRefused(rank=wanted.rank, error=error))
         self._offer(wanted, answer, error)
 
-    async def _own_room(self, wanted: protocol.BufferRequest, answer: SendGrant) -> None:
-        """Answer with the copies of a rank's own state, without seals; make larger ones if due."""
-        held, error = self._own.get(wanted.rank, []), ""
-        if wanted.bytes > (len(held[0][1].data) if held else 0):
-            try:
-                held = await self._make(wanted.rank, wanted.buffers, wanted.bytes)
-            except CheckpointError as failed:
-                held, error = [], str(failed)
-            await self._close(self._own.pop(wanted.rank, []), set())
-            self._own[wanted.rank] = held
-        answer(protocol.BufferGrant(error=error, serial=wanted.serial), [fd for fd, _ in held])
-
     def _offer(self, wanted: protocol.BufferRequest, answer: SendGrant, error: str = "") -> None:
         fds = [fd for fd, _ in self._buffers.get(wanted.rank, ())] if not error else []
         error = error or ("" if fds else f"there is no snapshot of rank {wanted.rank}")
         answer(protocol.BufferGrant(error=error, serial=wanted.serial), fds)
 
-    def _fitting(self, rank: int, data_bytes: int) -> _Held:
+    def _fitting(self, rank: int, data_bytes: int) -> Held:
         """Return the buffers of a rank; empty: it has none, or they are too small."""
         held = self._buffers.get(rank, [])
         return held if held and len(held[0][1].data) >= data_bytes else []
 
-    async def _have(self, wanted: protocol.BufferRequest, data_bytes: int) -> _Held:
+    async def _have(self, wanted: protocol.BufferRequest, data_bytes: int) -> Held:
         """Return the buffers of a rank; replace those that are too small.
 
         Raises CheckpointError: there is not enough memory.
@@ -144,7 +131,7 @@ class NodeSnapshots:
         finally:
             del self._making[rank]
 
-    async def _make(self, rank: int, count: int, data_bytes: int) -> _Held:
+    async def _make(self, rank: int, count: int, data_bytes: int) -> Held:
         loop, name = asyncio.get_running_loop(), f"{self._spec.job_id}-rank{rank}"
         # Another process of the rank may need a few bytes more than this one.
         size = data_bytes + _ROOM
@@ -154,7 +141,7 @@ class NodeSnapshots:
         ]
         state = await asyncio.gather(*making, return_exceptions=True)
         fds = [each for each in state if isinstance(each, int)]
-        held: _Held = []
+        held: Held = []
         try:
             for each in state:
                 if isinstance(each, BaseException):
@@ -415,14 +402,15 @@ class NodeSnapshots:
             )
             return False
         self._due.formed()
-        for held in (*self._buffers.values(), *self._own.values()):
-            await self._close(held, set())
+        await self.own.close()
+        for held in self._buffers.values():
+            await self._close(held)
         self._makes.shutdown()
         self._seals.shutdown()
         self._writes.shutdown()
         return True
 
-    async def _close(self, pair: _Held, users: set[asyncio.Task[None]]) -> None:
+    async def _close(self, pair: Held, users: Collection[asyncio.Task[None]] = ()) -> None:
         """Close buffers after their last possible readers have ended."""
         if users:
             await asyncio.wait(users)

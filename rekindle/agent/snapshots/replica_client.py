@@ -91,6 +91,25 @@ class ReplicaClient:
         except StaleError as error:
             raise CheckpointError(str(error)) from error
 
+    async def fetch_own(
+        self,
+        at: protocol.ReplicaAddress,
+        rank: int,
+        state: StateId,
+        make_room: Callable[[int], Awaitable[SnapshotBuffer]],
+    ) -> None:
+        """Fetch the copy of what a rank shares with no other from the agent that had its place.
+
+        Raises CheckpointError: the copy is unavailable or damaged.
+        """
+        work = replica_server.fetch(
+            at, self._credentials, make_room, rank=rank, state=state, own=True
+        )
+        try:
+            await self._do(work)
+        except StaleError as error:
+            raise CheckpointError(str(error)) from error
+
     async def _do(self, work: Coroutine[Any, Any, None]) -> None:
         """Run the work as a task. Raises StaleError: the generation has ended during the work."""
         task = asyncio.ensure_future(work)

@@ -9,6 +9,7 @@ import socket
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 
 from rekindle import names
@@ -28,10 +29,11 @@ from rekindle.agent.threads import in_pool
 from rekindle.errors import CheckpointError, CorruptError, ProtocolError, StaleError
 from rekindle.job.spec import JobSpec
 from rekindle.protocol import agent as protocol
-from rekindle.protocol.snapshot_buffer import BUFFERS_OF_SHARD, SnapshotBuffer
+from rekindle.protocol.snapshot_buffer import BUFFERS_OF_SHARD, SnapshotBuffer, seal
 from rekindle.states import StateId, Suspicion, is_clean
 from rekindle.supervised import in_background, within
 
+_Reading = Callable[[int, StateId], AbstractAsyncContextManager[SnapshotBuffer]]
 KEPT = 2  # states of each rank, because ranks may differ by one snapshot
 
 # ---- the replica server's end
@@ -56,7 +58,10 @@ class _Copy:
 
 
 class ReplicaServer:
-    """Keeps the newest snapshots of other nodes' ranks, and reports them to the coordinator."""
+    """Keeps the newest snapshots of other nodes' ranks, and reports them to the coordinator.
+
+    own: gives the copies that this agent has of what its own ranks share with no other.
+    """
 
     def __init__(
         self, spec: JobSpec, credentials: Credentials, tell: Callable[[protocol.Message], None]
@@ -66,6 +71,7 @@ class ReplicaServer:
         self._room: dict[int, list[_Copy]] = defaultdict(list)  # memory for the next snapshots
         self._busy: dict[int, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._generation = 0  # the newest one that ranks formed
+        self.own: _Reading = self.reading
         self._socket: socket.socket | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="serves")
@@ -168,11 +174,11 @@ class ReplicaServer:
 
     async def _give(self, connection: ReplicaConnection, request: Fetch) -> None:
         try:
-            async with self.reading(request.rank, StateId(*request.state)) as buffer:
+            source = self.own if request.own else self.reading
+            async with source(request.rank, StateId(*request.state)) as buffer:
                 with buffer.file as content:
-                    await connection.say(
-                        ReplicaAnswer(bytes=len(content), checksum=buffer.checksum)
-                    )
+                    checksum = buffer.checksum or seal(content)  # an own copy has no seal
+                    await connection.say(ReplicaAnswer(bytes=len(content), checksum=checksum))
                     # The caller first makes its memory.
                     connection.silence_s = patience_s(BUFFERS_OF_SHARD * len(content))
                     await connection.send(content)
@@ -300,12 +306,15 @@ async def fetch(
     *,
     rank: int,
     state: StateId,
+    own: bool = False,
 ) -> None:
     """Fetch a copy from another node's agent into the buffer that `make_room(bytes)` returns.
 
+    own: as in Fetch.
     Raises CheckpointError: the copy is unavailable. Raises CorruptError: its checksum is wrong.
     """
-    request = Fetch(job_id=credentials.job_id, attempt=credentials.attempt, rank=rank, state=state)
+    known = credentials
+    request = Fetch(job_id=known.job_id, attempt=known.attempt, rank=rank, state=state, own=own)
     async with _called(at, credentials) as connection:
         await connection.say(request)
         answer = await _answer(connection, 3 * SILENCE_S)  # a silent sender may block it

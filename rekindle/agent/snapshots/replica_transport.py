@@ -59,12 +59,16 @@ class Put(msgspec.Struct, frozen=True, kw_only=True, tag="put"):
 
 
 class Fetch(msgspec.Struct, frozen=True, kw_only=True, tag="fetch"):
-    """Return this snapshot; its bytes follow the answer."""
+    """Return this snapshot; its bytes follow the answer.
+
+    own: return the copy of what the rank shares with no other, which this agent has for its place.
+    """
 
     job_id: str
     attempt: int
     rank: int
     state: tuple[Count, Count]
+    own: bool = False
 
 
 class ReplicaAnswer(msgspec.Struct, frozen=True, kw_only=True):

@@ -18,6 +18,7 @@ from rekindle.coordinator.machine.node_check_run import CheckedAgent, NodeCheckR
 from rekindle.coordinator.machine.recovery import Recovery
 from rekindle.coordinator.machine.roster import Node, Status
 from rekindle.coordinator.machine.takeover import Takeover
+from rekindle.job.spec import KeepsOff
 from rekindle.names import SPARE, WIRE_VERSION
 from rekindle.protocol import agent as p
 from rekindle.recovery.faults.fault import Fault, FaultKind
@@ -142,7 +143,10 @@ class Admission:
             )
             self._job.record(isolated)
         awaited = [node for node in self._roster.missing if node not in self._roster.vacant]
-        if awaited:
+        if self._spec.keeps_off is KeepsOff.ONE_HOST:  # no other agent can come
+            self._roster.obstacles |= dict.fromkeys(self._roster.missing, fault.message)
+            self._job.do(SetTimer(Timer.NODE, 0.0))
+        elif awaited:
             self._fleet.fill(awaited[0])
         else:
             self._job.record(journal.NodeWanted(node=SPARE))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 import msgspec
 
@@ -20,12 +20,12 @@ from rekindle.coordinator.machine.job_state import (
     SetTimer,
     Timer,
 )
-from rekindle.coordinator.machine.roster import Rank, Status
-from rekindle.job.spec import JobSpec
+from rekindle.coordinator.machine.roster import Node, Rank, Status
 from rekindle.protocol import agent as p
 from rekindle.recovery.faults.fault import Fault, FaultKind
 from rekindle.recovery.journal import journal
-from rekindle.recovery.policy.plan import AvailableState, Plan, RankPlan, StateSource, make_plan
+from rekindle.recovery.policy import plan as plans_of
+from rekindle.recovery.policy.plan import AvailableState, Plan, RankPlan, StateSource
 from rekindle.states import StateId, is_clean
 
 
@@ -72,6 +72,9 @@ class Generations:
         self._job.record(journal.RanksStarted(ranks=started, restart=self._job.restarts))
         if self._job.phase is Phase.GATHERING:
             self._job.enter(Phase.REGROUPING)
+        lost = self._job.interruption
+        if lost is not None and not lost.exact:
+            self._note_interruption(f"{lost.what}, after step {lost.step} or later", lost.since)
         untouched = self._incidents.open and not self._job.sessions_seen
         # A short script may have ended on one node before it started on another.
         if untouched and self._roster.all_are(Status.STARTING, Status.EXITED):
@@ -109,7 +112,8 @@ class Generations:
             self._job.do(SetTimer(Timer.JOIN, self._spec.policy.join_timeout_s))
         self._job.session = self._job.sessions_seen = True
         rank.status, rank.arrived = Status.WAITING, message
-        if error := _shard_error(rank, message.shard, self._spec):
+        worlds = self._spec.least_nodes, self._spec.nodes
+        if error := plans_of.shard_error(rank.rank, rank.shard, message.shard, worlds):
             self._report(self._job.fault(FaultKind.LAUNCH, rank, error))
             return
         rank.shard = message.shard
@@ -229,11 +233,11 @@ class Generations:
         return True
 
     def _plan(self) -> Plan:
-        return make_plan(self._holdings())
+        return plans_of.make_plan(self._holdings())
 
     def state_without(self, nodes: Collection[int]) -> StateId:
         """Return the state from which the arrived ranks would continue without these nodes."""
-        plan = make_plan(self._holdings(nodes))
+        plan = plans_of.make_plan(self._holdings(nodes))
         return StateId(plan.step, plan.state_generation)
 
     def _holdings(self, without: Collection[int] = ()) -> dict[int, AvailableState]:
@@ -274,6 +278,7 @@ class Generations:
         for node in self._roster.members:
             own = {rank.rank: places[rank.rank] for rank in self._roster.ranks_of(node.node)}
             plans = {rank: plan.ranks[place] for rank, place in own.items()}
+            former = self._roster.former(node.node)
             form = p.FormGeneration(
                 generation=self._job.generation,
                 world_size=len(world),
@@ -289,11 +294,24 @@ class Generations:
                 ranks=own,
                 plan=plans,
                 replica_addresses=self._replica_addresses(plans.values()),
+                former=_replica_address(former) if former is not None else None,
                 peers=peers,
             )
             self._job.do(Send(node.connection, form))
 
+    def _note_interruption(self, text: str, since: float = 0.0) -> None:
+        """Record an incident without a decision: new ranks have started already."""
+        if not self._incidents.open:
+            fault = Fault(kind=FaultKind.COORDINATOR, message=text)
+            self._job.record(msgspec.structs.replace(self._incidents.note(fault), since=since))
+
     def _record_formed(self, plan: Plan) -> None:
+        newest, lost = self._common_steps, self._job.interruption
+        self._job.interruption = None
+        if lost is not None:
+            newest = max(newest, lost.step) if lost.exact else journal.UNKNOWN
+            if lost.exact and plan.step < lost.step:
+                self._note_interruption(f"{lost.what} after step {lost.step}")
         self._job.record(
             journal.Formed(
                 generation=self._job.generation,
@@ -301,7 +319,7 @@ class Generations:
                 step=plan.step,
                 state_generation=plan.state_generation,
                 sources=dict(Counter(r.source.value for r in plan.ranks)),
-                newest=self._common_steps,
+                newest=newest,
                 left_out=tuple(sorted(self._roster.outside)),
                 incident=self._incidents.open,
             )
@@ -311,9 +329,7 @@ class Generations:
         """Return the addresses of the agents that keep or return replicas for these ranks."""
         numbers = {number for plan in plans for number in (plan.replica_node, plan.node)} - {-1}
         nodes = [self._roster.nodes[number] for number in sorted(numbers)]
-        return {
-            node.node: p.ReplicaAddress(host=node.address, port=node.replica_port) for node in nodes
-        }
+        return {node.node: _replica_address(node) for node in nodes}
 
     def _holding(self, rank: Rank, copies: tuple[tuple[int, StateId], ...]) -> AvailableState:
         node = self._roster.nodes[rank.node]
@@ -330,8 +346,16 @@ class Generations:
             snapshots=tuple(state for state in snapshots if counts(StateSource.SNAPSHOT, state)),
             copies=tuple(copy for copy in copies if counts(StateSource.REPLICA, copy[1])),
             checkpoints=tuple(m for m in node.checkpoints if counts(StateSource.CHECKPOINT, m)),
-            own=rank.arrived.own if rank.arrived is not None else None,
+            own=self._own(rank, lambda state: counts(StateSource.PEER, state)),
         )
+
+    def _own(self, rank: Rank, counts: Callable[[StateId], bool]) -> tuple[StateId, ...] | None:
+        """Return the states whose part of this rank alone its node has, or can fetch."""
+        if rank.arrived is None or rank.arrived.own is None:
+            return None
+        former = self._roster.former(rank.node)
+        there = former.own.get(rank.rank, ()) if former is not None else ()
+        return (*rank.arrived.own, *filter(counts, there))
 
     def on_store_down(self, node: int, message: p.StoreDown, now: float) -> None:
         """Handle the end of the ranks' store. The next generation gets a new store."""
@@ -419,17 +443,5 @@ class Generations:
         self._job.do(SetTimer(Timer.LEAVE, self._spec.policy.leave_timeout_s))
 
 
-def _shard_error(rank: Rank, shard: int | None, spec: JobSpec) -> str:
-    """Return why a rank cannot have this shard of the training state; an empty text if it can."""
-    if rank.shard not in (None, shard):
-        return (
-            f"rank {rank.rank} has shard {shard} of the training state, but had shard "
-            f"{rank.shard} before; choose the shard from the rank's number only"
-        )
-    if shard is not None and spec.least_nodes < spec.nodes:
-        return (
-            f"rank {rank.rank} has a shard of the training state, so a world of fewer nodes would "
-            f"not have all shards; run the job with --nnodes={spec.nodes}, not with "
-            f"{spec.least_nodes}:{spec.nodes}"
-        )
-    return ""
+def _replica_address(agent: Node) -> p.ReplicaAddress:
+    return p.ReplicaAddress(host=agent.address, port=agent.replica_port)

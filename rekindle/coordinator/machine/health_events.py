@@ -19,10 +19,11 @@ from rekindle.recovery.faults.classification import (
     verdict_of,
 )
 from rekindle.recovery.faults.fault import SICK, Fault, FaultKind, root_cause
-from rekindle.recovery.faults.tables.verdict import Blame, Urgency, Verdict
+from rekindle.recovery.faults.health_events import attributed
+from rekindle.recovery.faults.tables.verdict import Blame, Severity, Urgency, Verdict
 from rekindle.recovery.journal import journal
 from rekindle.recovery.policy.decide import decide
-from rekindle.recovery.policy.history import reset_helps
+from rekindle.recovery.policy.history import resets
 from rekindle.recovery.policy.policy import RESET_BY, Strategy
 
 DCMI = "DCMI"  # the source of the agents' readings of devices
@@ -129,27 +130,37 @@ class HealthEvents:
         return next(filter(None, refusals), "")
 
     def on_conditions(self, node: int, message: p.Conditions, now: float) -> None:
-        """Handle an agent's readings of its devices: each new or vanished code is a health event.
+        """Handle an agent's readings of its devices.
 
-        The method ignores the readings of a device during its reset.
+        Each code that is new, more severe or gone is a health event. The method ignores the
+        readings of a device during its reset.
         """
         host, first = self._roster.nodes[node].host, node * self._spec.processes_per_node
         for device, found in message.devices.items():
             if first + device in self._fleet.resetting:
                 continue
-            before, codes = self._job.health_events.codes_by(DCMI, host, device), set(found.codes)
-            for code in sorted(before ^ codes):
+            present = self._job.health_events.codes(host, device)
+            before = {code: each.severity or Severity.NOTICE for code, each in present.items()}
+            codes = attributed(found.health, found.codes, before, self._acts)
+            ended = before.keys() - codes.keys()
+            gone = {code: before[code] for code in ended if present[code].by == DCMI}
+            news = {code: each for code, each in codes.items() if before.get(code) != each}
+            for code, severity in sorted((gone | news).items()):
                 health_event = HealthEvent(
                     source=EventSource.ASCEND,
                     what=code,
                     node=node,
                     device=device,
-                    gone=code in before,
+                    gone=code in gone,
                     by=DCMI,
-                    # The device's health is the severity of its worst fault.
-                    severity=found.health,
+                    severity=severity,
                 )
                 self.on_health_event(health_event, now)
+
+    def _acts(self, code: str) -> bool:
+        """Return whether a table demands something about this code of a chip."""
+        verdict = self._job.tables().ascend(code)
+        return verdict.listed and verdict.urgency is not Urgency.NONE
 
     def _on_event_of_missing(
         self, health_event: HealthEvent, verdict: Verdict, host: str | None, now: float
@@ -282,11 +293,7 @@ class HealthEvents:
         if fault.kind not in SICK:
             return True
         decision = decide(self._spec.policy, self._recovery.situation(fault))
-        resetting = (
-            reset_helps(fault)
-            and not reset_helps(explained.before)
-            and decision.strategy in RESET_BY
-        )
+        resetting = resets(fault) and not resets(explained.before) and decision.strategy in RESET_BY
         return decision.strategy is strategy and not decision.isolate and not resetting
 
     def _strike(self, fault: Fault) -> None:

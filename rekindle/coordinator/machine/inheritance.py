@@ -17,7 +17,7 @@ from rekindle.recovery.faults.tables.verdict import Urgency
 from rekindle.recovery.journal import attempts, journal
 from rekindle.recovery.journal.journal import RESCHEDULED
 from rekindle.recovery.policy.decide import Decision
-from rekindle.recovery.policy.history import Past, besides, reset_helps
+from rekindle.recovery.policy.history import Past, besides, resets
 from rekindle.recovery.policy.interval import Interval
 from rekindle.recovery.policy.policy import INNER, RESET_BY
 from rekindle.states import Suspicion
@@ -73,7 +73,7 @@ def to_reset(own: Iterable[journal.Event]) -> frozenset[int]:
         match event:
             case journal.Decided(strategy=strategy, fault=fault):
                 asked = set()
-                if not reset_helps(fault) or strategy not in RESET_BY:
+                if not resets(fault) or strategy not in RESET_BY:
                     found -= {fault.rank} if fault.kind is FaultKind.DEVICE else set()
                 elif event.approval:
                     asked = {fault.rank}
@@ -134,6 +134,41 @@ def late(own: Iterable[journal.Event]) -> frozenset[int]:
     return written
 
 
+class Interruption(msgspec.Struct, frozen=True):
+    """The end of all ranks that no incident of the journal explains.
+
+    step: the newest finished step in the journal. Ranks may have finished later ones, unless
+    `exact` is true. what: the text of the end. since: the time of the last event, unless an end of
+    the attempt is in the journal.
+    """
+
+    step: int
+    exact: bool
+    what: str
+    since: float = 0.0
+
+
+def interruption(events: Sequence[journal.Event]) -> Interruption | None:
+    """Return how the work of the ranks has ended; None: an incident explains it, or none started.
+
+    Without an end in the journal, the newest step is unknown.
+    """
+    own = attempts.newest(events)
+    if not any(isinstance(event, journal.RanksStarted) for event in own):
+        return None
+    found = journal.incidents(events)
+    end = next((event for event in own if isinstance(event, journal.Ended)), None)
+    if end is None:
+        if any(not (one.closed or one.planned) for one in found):
+            return None
+        steps = (e.step for e in own if isinstance(e, journal.FirstStep | journal.Checkpointed))
+        text = "the coordinator and all agents of the job ended"
+        return Interruption(max(steps, default=0), False, text, since=events[-1].at)
+    if any(one.steps_lost is None for one in found):
+        return None
+    return Interruption(end.finished, True, f"the earlier attempt ended ({end.reason})")
+
+
 class JobHistory(msgspec.Struct, frozen=True, kw_only=True):
     """The state that holds for all attempts of a job.
 
@@ -145,6 +180,8 @@ class JobHistory(msgspec.Struct, frozen=True, kw_only=True):
     traced: the last position of MindCluster's switch.
 
     faults, seconds: number of incidents with faults, and duration of all attempts.
+
+    interruption: the end of the ranks' work that no incident explains.
 
     serial: no earlier order has a higher number. A coordinator records that a node joins before it
     sends an order to the node, so each coordinator begins at another number.
@@ -162,6 +199,7 @@ class JobHistory(msgspec.Struct, frozen=True, kw_only=True):
     traced: Switch = Switch()
     faults: int = 0
     seconds: float = 0.0
+    interruption: Interruption | None = None
     serial: int = 0
 
 
@@ -193,6 +231,7 @@ def earlier(events: Sequence[journal.Event]) -> JobHistory:
         traced=traced[-1] if traced else Switch(),
         faults=len({event.incident for event in events if isinstance(event, journal.FaultSeen)}),
         seconds=_seconds(events),
+        interruption=interruption(events),
         serial=_SERIALS * len(events),
     )
 
@@ -327,7 +366,7 @@ def _newest(own: Iterable[journal.Event]) -> int:
 
 def _awaiting(own: Sequence[journal.Event]) -> tuple[Fault, Decision] | None:
     """Return the decision that waits for a user's approval, with its fault, or None."""
-    asked, past = journal.waits_for_approval(own), _past(own)
+    asked, past = attempts.waits_for_approval(own), _past(own)
     if asked is None or not past:
         return None
     decision = Decision(

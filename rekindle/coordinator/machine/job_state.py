@@ -256,6 +256,8 @@ class JobState:
     moved_away: agents (address, process) that a planned move has replaced before a takeover.
     paused_for: why the last generation was paused; None: a fault ended it.
 
+    interruption: the end of all earlier ranks that no incident explains yet.
+
     inspection: the inspection of all ranks that is under way. suspect: the rank that a second
     inspection may confirm as the cause of a hang.
     """
@@ -284,6 +286,7 @@ class JobState:
         self.sent_home: set[int] = set()
         self.moved_away: frozenset[tuple[str, int]] = frozenset()
         self.paused_for: p.Cause | None = None
+        self.interruption = earlier.interruption
         self.inspection: HangInspection | None = None
         self.suspect: p.RankInspection | None = None
         self._serial = earlier.serial

@@ -233,6 +233,7 @@ class Losses:
             node=rank.node,
             finished=rank.finished,
             at=message.at or now,
+            said=message.said,
         )
         if not rank.inside and was is not Status.ENDING:
             rank.status = Status.ABSENT
@@ -290,6 +291,14 @@ class Losses:
         if message.valid_steps is not None:
             text = f"{text}; the state after step {message.valid_steps} may be wrong on all ranks"
         self._recovery.report(self._job.fault(message.kind, rank, text, now))
+
+    def on_step_skipped(self, node: int, message: p.StepLeftOut, now: float) -> None:
+        """Record a step that all ranks skip. It is an incident that disturbs nothing."""
+        text = f"all ranks skip step {message.step}: {message.reason}"
+        kind = FaultKind.SKIPPED_STEP
+        fault = Fault(kind=kind, message=text, finished=message.step, at=now)
+        number = self._job.incidents.aside()
+        self._job.record(journal.StepSkipped(incident=number, fault=fault))
 
     def on_leave_late(self, now: float) -> None:
         """Replace the ranks that did not leave their step in time."""

@@ -228,6 +228,7 @@ class Machine:
             p.StateReady: generations.on_state_ready,
             p.StepDone: self._on_step_done,
             p.StepFailed: losses.on_step_failed,
+            p.StepLeftOut: losses.on_step_skipped,
             p.StoreDown: generations.on_store_down,
             p.StoreUp: self.admission.on_store_up,
             p.StepTimings: self._on_step_timings,

@@ -2,7 +2,8 @@
 
 The spare starts the ranks of the node while the world trains. When they wait at their Session, the
 world pauses between two steps. The spare becomes the node, and its ranks take their state from
-other ranks. The earlier agent ends when all ranks have finished a step.
+other ranks. What a rank shares with no other comes from the earlier agent, which ends when all
+ranks have finished a step.
 """
 
 from __future__ import annotations
@@ -23,10 +24,6 @@ from rekindle.recovery.faults.fault import Fault, FaultKind
 from rekindle.recovery.journal import journal
 
 _ENDED = (p.Exited, p.SpawnFailed)  # a rank of a prepared spare does not live
-_OWN = (
-    "the script declares per_rank objects, which only the node itself has, so no node can move; "
-    "end the agent of the node, and all ranks return to the newest snapshot"
-)
 
 
 class Move:
@@ -127,8 +124,6 @@ class Moves:
             return "no rank has reached a Session yet, and only ranks with a Session can move"
         if not self._others_have_state(node):
             return f"only node {node} holds the training state of its ranks, so it cannot move"
-        if any(rank.arrived and rank.arrived.own is not None for rank in roster.world):
-            return _OWN
         return ""
 
     def _others_have_state(self, *nodes: int) -> bool:
@@ -231,7 +226,7 @@ class Moves:
         if message.shard != shard:
             why = f"rank {message.rank} has shard {message.shard} there, and {shard} here"
             self._dismiss(move, why)
-        elif why := _OWN if message.own is not None else self._other_text(message):
+        elif why := self._other_text(message):
             # Each further spare has the same text. This one can still replace a lost node.
             self._fleet.release(move.node)
             self._give_up(move, why)
@@ -355,7 +350,9 @@ class Moves:
 
     def _leave(self, move: Move, began: float) -> None:
         reason = f"it moves to another agent ({move.wanted.fault.message})"
+        arrived = [rank.arrived for rank in self._roster.ranks_of(move.node)]
         agent = self._fleet.hand_over(move.node, reason)
+        agent.own = {each.rank: each.own for each in arrived if each is not None and each.own}
         self._job.sent_home.add(agent.connection)  # its later messages have no effect
         self._roster.leaving[agent.connection] = agent
         move.left, move.began = True, began

@@ -8,7 +8,7 @@ import msgspec
 
 from rekindle.coordinator.machine.checkpoints import Checkpoints
 from rekindle.coordinator.machine.elasticity import Elasticity
-from rekindle.coordinator.machine.endings import STOP_GRACE_S, Endings
+from rekindle.coordinator.machine.endings import Endings
 from rekindle.coordinator.machine.fleet import Fleet
 from rekindle.coordinator.machine.generations import Generations
 from rekindle.coordinator.machine.job_state import (
@@ -28,7 +28,7 @@ from rekindle.recovery.faults.fault import Fault, FaultKind
 from rekindle.recovery.journal import journal
 from rekindle.recovery.journal.journal import FAILED, RESCHEDULED
 from rekindle.recovery.policy.decide import Decision, decide
-from rekindle.recovery.policy.history import Situation, besides, reset_helps
+from rekindle.recovery.policy.history import Situation, besides, resets
 from rekindle.recovery.policy.policy import INNER, RESET_BY, RESTARTS, Strategy
 from rekindle.recovery.policy.strategies import is_met_by_restart
 from rekindle.states import is_clean
@@ -186,12 +186,15 @@ class Recovery:
             left=self._roster.may_be_left_out(fault.node),
             engine=self._spec.engine,
             comes_back=self._spec.keeps_off is KeepsOff.RESTARTS,
+            only_host=self._spec.keeps_off is KeepsOff.ONE_HOST,
             final_step=self._checkpoints.step_of_final_checkpoint(),
+            alone=len(self._roster.members) == 1,
             incident=self._incidents.open,
             past=tuple(besides(self._incidents.past, fault)),
             common=self._generations.state_without(()).step
             if fault.kind is FaultKind.REPLICAS
             else 0,
+            own_rule=bool(fault.code) and self._job.tables().has_rule_for_repeats(fault.code),
         )
 
     def approve(self, answer: p.Approval) -> str:
@@ -235,7 +238,7 @@ class Recovery:
         strategy = decision.strategy
         if decision.isolate:
             self.isolate(fault.node, fault.message, fault.host)
-        if reset_helps(fault) and strategy in RESET_BY:
+        if resets(fault) and strategy in RESET_BY:
             self._fleet.to_reset.add(fault.rank)
         if decision.roll_back:
             self._roll_back(fault)
@@ -247,19 +250,13 @@ class Recovery:
 
     def _reschedule(self, fault: Fault, decision: Decision) -> None:
         self._endings.outcome = RESCHEDULED
-        self._endings.end_ranks(Phase.STOPPING, decision.reason, self._failover_grace_s)
+        self._endings.end_ranks(Phase.STOPPING, decision.reason)
 
     def _restart(self, fault: Fault, decision: Decision) -> None:
-        placed_anew = decision.strategy is Strategy.RESCHEDULE_POD
-        if placed_anew or fault.kind in LEAVES_ITS_NODE:
+        if decision.strategy is Strategy.RESCHEDULE_POD or fault.kind in LEAVES_ITS_NODE:
             self._give_up(fault.node, decision.reason)
         if self._job.phase is not Phase.RESTARTING:  # otherwise all ranks end already
-            grace_s = self._failover_grace_s if placed_anew else STOP_GRACE_S
-            self._endings.end_ranks(Phase.RESTARTING, decision.reason, grace_s)
-
-    @property
-    def _failover_grace_s(self) -> float:
-        return self._spec.failover_grace_s or STOP_GRACE_S
+            self._endings.end_ranks(Phase.RESTARTING, decision.reason)
 
     def _go_on(self, fault: Fault, decision: Decision) -> None:
         """Carry out an inner strategy. All healthy ranks wait during this time."""
@@ -315,13 +312,24 @@ class Recovery:
         self._job.suspect_states(valid_steps, rank=fault.rank)
 
     def on_reset_failed(self, node: int, message: p.DeviceResetFailed, now: float) -> None:
-        """Handle a failed reset of a rank's device. Report the fault again, as not resettable."""
+        """Handle a failed reset of a rank's device. Report the fault again, as not resettable.
+
+        If the agent could not try the reset, it has started the rank without it. The device's codes
+        stay as they are: only a new one is a new fault.
+        """
         rank = self._roster.ranks[message.rank]
-        rank.status = Status.ABSENT
         self._fleet.resetting -= {message.rank}
+        if not message.tried:
+            self._job.record(
+                journal.ResetSkipped(
+                    incident=self._incidents.open, rank=message.rank, reason=message.error
+                )
+            )
+            return
+        rank.status = Status.ABSENT
         text = f"the agent could not reset the device of rank {message.rank}: {message.error}"
         reset = (
-            f for f in reversed(self._incidents.faults) if f.rank == message.rank and reset_helps(f)
+            f for f in reversed(self._incidents.faults) if f.rank == message.rank and resets(f)
         )
         before = next(reset, self._job.fault(FaultKind.DEVICE, rank, text))
         self.report(

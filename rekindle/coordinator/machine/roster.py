@@ -119,7 +119,8 @@ class Node(msgspec.Struct, kw_only=True):
 
     node: its node rank, or SPARE. host: the machine's name. copies: snapshots of ranks of other
     nodes. replica_port: the port that serves them. committing: the step of the checkpoint that it
-    commits, or -1.
+    commits, or -1. own: the states of which it has the part that each rank shares with no other,
+    if it has left its place.
     """
 
     node: int
@@ -132,6 +133,7 @@ class Node(msgspec.Struct, kw_only=True):
     replica_port: int = 0
     host: str = ""
     committing: int = -1
+    own: dict[int, tuple[StateId, ...]] = {}
 
 
 class Roster:
@@ -290,6 +292,10 @@ class Roster:
     def prepares(self, connection: int) -> int | None:
         """Return the node whose ranks the spare on this connection starts, or None."""
         return next((node for node, spare in self.prepared.items() if spare == connection), None)
+
+    def former(self, node: int) -> Node | None:
+        """Return the agent from which a node has moved, as long as it lives."""
+        return next((agent for agent in self.leaving.values() if agent.node == node), None)
 
     def agents(self) -> list[Node]:
         """Return all agents: nodes, spares, and agents that leave."""

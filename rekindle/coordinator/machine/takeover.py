@@ -101,6 +101,7 @@ class Takeover:
             rank.status = Status.LEAVING if live.training else Status.STARTING
         if not hello.ranks and not hello.ended:
             return
+        self._job.interruption = None  # ranks have outlived the earlier coordinator
         if prepared:
             started = tuple(live.rank for live in hello.ranks)
             self._job.record(journal.RanksStarted(ranks=started, restart=hello.restart))

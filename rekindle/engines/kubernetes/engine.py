@@ -30,7 +30,7 @@ from rekindle.engines.kubernetes.placement.quarantine import Hosts
 from rekindle.engines.kubernetes.preflight.preflight import must_fit
 from rekindle.engines.kubernetes.watchers.job_watcher import HealthEventQueue, JobWatcher
 from rekindle.engines.kubernetes.watchers.node_watcher import LogAndNodeWatchers, load_tables
-from rekindle.errors import JobError, LeaseHeldError, SilentError, UsageError
+from rekindle.errors import HopelessError, JobError, LeaseHeldError, SilentError, UsageError
 from rekindle.job.journal_reader import JournalCopy
 from rekindle.job.spec import Endpoint, JobDirectory, JobSpec, KeepsOff, home
 from rekindle.recovery.faults.classification import HealthEvent
@@ -54,14 +54,18 @@ def engine_for(directory: JobDirectory) -> KubernetesEngine:
     return KubernetesEngine(directory, pods, _api())
 
 
+def check_cluster(spec: JobSpec, pods: KubernetesSettings) -> None:
+    """Check that the cluster has all that a new job needs. Raises as must_fit() does.
+
+    Raises UsageError: there is no cluster.
+    """
+    must_fit(_api(), spec, pods)
+
+
 @functools.cache
 def _api() -> Api:
     """Return the API server of the default settings: one set of connections in a process."""
     return load()
-
-
-class HopelessError(JobError):
-    """The job's pods cannot run as described."""
 
 
 class KubernetesEngine:

@@ -38,8 +38,9 @@ def fault_of_exit(  # noqa: PLR0913  a fault has this number of facts
     finished: int,
     at: float,
     no_memory: bool = False,
+    said: str = "",
 ) -> Fault:
-    """Classify the unexpected end of a rank.
+    """Classify the unexpected end of a rank. said: the end of its output, for the message.
 
     The exception of the rank determines the fault, if there is one. An exception without a table
     entry is an error of the script. `no_memory` means that the kernel killed processes because of
@@ -60,6 +61,8 @@ def fault_of_exit(  # noqa: PLR0913  a fault has this number of facts
         kind, message = FaultKind.HOST_OOM, f"{message}, because the node had no memory left"
     elif kind not in (FaultKind.PROCESS, FaultKind.USER_CODE):
         message = f"{message} ({verdict.explanation})"
+    if said:
+        message = f"{message}; the end of its stderr: {said}"
     return Fault(
         kind=kind,
         message=message,
@@ -72,6 +75,7 @@ def fault_of_exit(  # noqa: PLR0913  a fault has this number of facts
         code=verdict.code,
         user_caused=verdict.user_caused or kind is FaultKind.USER_CODE,
         reset_helps=verdict.reset_helps,
+        restart_heals=verdict.restart_heals,
         counts=verdict.counts,
     )
 
@@ -110,6 +114,7 @@ class HealthEvent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     - `within_s`: the seconds until the host ends, for a notice; 0: unknown.
     - `address`: the address of its pod at that time. The pod may be another one now.
     - `run`: how often the container had restarted.
+    - `exit_code`: the exit status of the container, for the reason of a pod.
     """
 
     source: EventSource
@@ -124,6 +129,7 @@ class HealthEvent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     within_s: float = 0.0
     address: str = ""
     run: int = 0
+    exit_code: int | None = None
 
     def in_words(self) -> str:
         """Return the health event as a short text."""
@@ -164,7 +170,7 @@ def verdict_of(judge: Tables, health_event: HealthEvent) -> Verdict:
                 )
             return judge.node_condition(condition, status)
         case EventSource.POD_REASON:
-            return judge.pod_reason(what)
+            return judge.pod_reason(what, health_event.exit_code)
         case EventSource.NOTICE:
             text = f"the platform announces the end of the host: {what or 'without a reason'}"
             return unlisted(FaultKind.PLANNED, text, Urgency.SOON)
@@ -195,6 +201,7 @@ def fault_of_event(
         code=verdict.code,
         user_caused=verdict.user_caused,
         reset_helps=verdict.reset_helps,
+        restart_heals=verdict.restart_heals,
         counts=verdict.counts,
     )
 
@@ -240,5 +247,6 @@ def explained(fault: Fault, cause: Fault) -> Fault:
         code=cause.code,
         user_caused=cause.user_caused,
         reset_helps=cause.reset_helps,
+        restart_heals=cause.restart_heals,
         counts=cause.counts,
     )

@@ -26,6 +26,7 @@ class FaultKind(str, enum.Enum):
     LAUNCH = "launch"  # the ranks could not start
     SOURCE = "source-changed"  # ranks run different texts of the script or of its modules
     REPLICAS = "replicas"  # ranks that share their state hold different ones
+    SKIPPED_STEP = "skipped-step"  # its update would have damaged the model
     HOST_OOM = "host-out-of-memory"  # the host, or the container, ran out of memory
     DEVICE_OOM = "device-out-of-memory"  # a device ran out of memory; the device works
     NODE = "node"  # a node is unhealthy, and its agent still runs
@@ -75,8 +76,9 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
     - `device`: its number on the machine.
     - `code`: in the spelling of the tables.
     - `user_caused`: the user's code or input is the cause, so no place is at fault.
-    - `reset_helps`: a reset of the device may help.
-    - `reset_failed`: such a reset did not help.
+    - `reset_helps`: the device can heal: a reset may help, or a restart alone.
+    - `restart_heals`: the end of the processes on the device is enough; it needs no reset.
+    - `reset_failed`: a reset did not help.
     - `counts`: recovery from the fault uses up a budget.
     """
 
@@ -93,6 +95,7 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
     code: str = ""
     user_caused: bool = False
     reset_helps: bool = False
+    restart_heals: bool = False
     reset_failed: bool = False
     counts: bool = True
 
@@ -152,6 +155,7 @@ _CAUSES = (
     FaultKind.COORDINATOR,
     FaultKind.LINK,
     FaultKind.STORAGE,
+    FaultKind.SKIPPED_STEP,
     FaultKind.STRAGGLER,
     FaultKind.PLANNED,
     FaultKind.UNKNOWN,

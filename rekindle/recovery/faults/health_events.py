@@ -5,7 +5,7 @@ The job answers each health event once, and counts repeated ones.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from rekindle.recovery.faults.classification import (
@@ -16,13 +16,34 @@ from rekindle.recovery.faults.classification import (
 )
 from rekindle.recovery.faults.fault import Fault
 from rekindle.recovery.faults.tables.escalation import Change
-from rekindle.recovery.faults.tables.verdict import Verdict
+from rekindle.recovery.faults.tables.verdict import Severity, Verdict
 from rekindle.recovery.journal import journal
 
 if TYPE_CHECKING:
     from rekindle.recovery.faults.tables.tables import Tables
 
 _Place = tuple[str, int]  # a host and the number of its device
+
+
+def attributed(
+    health: Severity,
+    codes: Iterable[str],
+    known: Mapping[str, Severity],
+    acts: Callable[[str], bool],
+) -> dict[str, Severity]:
+    """Return the severity of each code of a device.
+
+    DCMI reports only the severity of the device's worst fault (`health`). `known` has the earlier
+    codes with their severities. If these do not explain the health, the new codes do: those about
+    which a table demands something (`acts`), or all of them. Without a new code, all codes without
+    an entry do. A code that explains nothing counts as a notice.
+    """
+    found = {code: known.get(code, Severity.NOTICE) for code in codes}
+    if health > max(found.values(), default=Severity.NOTICE):
+        new = [code for code in found if code not in known]
+        raised = [code for code in new if acts(code)] or new
+        found |= dict.fromkeys(raised or [code for code in found if not acts(code)], health)
+    return found
 
 
 class HealthEventLog:
@@ -34,8 +55,7 @@ class HealthEventLog:
 
     def __init__(self, earlier: Sequence[journal.HealthEventSeen] = (), until: float = 0.0) -> None:
         self._earlier = earlier, until
-        # The value is the reporter.
-        self._present: dict[_Place, dict[tuple[EventSource, str, str, int], str]] = {}
+        self._present: dict[_Place, dict[tuple[EventSource, str, str, int], HealthEvent]] = {}
         self._changes: dict[_Place, list[Change]] = {}  # of Ascend codes
         self.unmet: list[Fault] = []
         self._answered: dict[_Place, set[tuple[str, str]]] = {}
@@ -43,18 +63,24 @@ class HealthEventLog:
             self.note(event.health_event, event.host, event.at)
 
     def note(self, health_event: HealthEvent, host: str, at: float) -> bool:
-        """Record a health event; return False if it is not new."""
+        """Record a health event; return False if it is not new.
+
+        A code that has become more severe is new, but has not occurred again.
+        """
         place = (host, health_event.device)
         # An event of another pod is new, and so is one of a restarted container.
         name = (health_event.source, health_event.what, health_event.address, health_event.run)
         present = self._present.setdefault(place, {})
-        if (name in present) is not health_event.gone:
-            return False
+        known = present.get(name)
         if health_event.gone:
+            if known is None:
+                return False
             del present[name]
+        elif known is None or _is_graver(health_event, known):
+            present[name] = health_event
         else:
-            present[name] = health_event.by
-        if health_event.source is EventSource.ASCEND:
+            return False
+        if health_event.source is EventSource.ASCEND and (known is None or health_event.gone):
             change = Change(health_event.what, at, present=not health_event.gone)
             self._changes.setdefault(place, []).append(change)
         if not health_event.gone:
@@ -101,12 +127,10 @@ class HealthEventLog:
         """Return the health events of a device that have not ended."""
         return sorted((source, what) for source, what, *_ in self._present.get((host, device), ()))
 
-    def codes_by(self, who: str, host: str, device: int) -> set[str]:
-        """Return the Ascend codes of a device from one reporter that have not ended."""
-        present = self._present.get((host, device), {})
-        return {
-            what for (of, what, *_), by in present.items() if (of, by) == (EventSource.ASCEND, who)
-        }
+    def codes(self, host: str, device: int) -> dict[str, HealthEvent]:
+        """Return the reports of the Ascend codes of a device that have not ended, by code."""
+        present = self._present.get((host, device), {}).values()
+        return {event.what: event for event in present if event.source is EventSource.ASCEND}
 
     @property
     def has_reports(self) -> bool:
@@ -117,3 +141,10 @@ class HealthEventLog:
     def waits(self) -> bool:
         """Return whether an Ascend code is present; it may yet last too long."""
         return any(source is EventSource.ASCEND for s in self._present.values() for source, *_ in s)
+
+
+def _is_graver(now: HealthEvent, before: HealthEvent) -> bool:
+    """Return whether a present code is known to be more severe than at its last report."""
+    if now.severity is None or before.severity is None:
+        return False
+    return now.severity > before.severity

@@ -7,7 +7,9 @@ from typing import TypeVar
 
 from rekindle import names
 from rekindle.recovery.journal.journal import (
+    Answered,
     AnyEvent,
+    Decided,
     Ended,
     Event,
     JobStarted,
@@ -72,3 +74,25 @@ def under_way(events: Iterable[Event]) -> int | None:
     own = newest(events)
     over = any(isinstance(event, Ended) for event in own)
     return None if over else next((e.attempt for e in own if isinstance(e, JobStarted)), None)
+
+
+class ApprovalFold:
+    """Fold the decision that waits for a person's approval. open: this decision, or None."""
+
+    def __init__(self) -> None:
+        self.open: Decided | None = None
+
+    def add(self, event: Event) -> None:
+        """Add the next event."""
+        if isinstance(event, Decided):
+            self.open = event if event.approval else None
+        elif isinstance(event, Answered | Stopping | Ended):
+            self.open = None
+
+
+def waits_for_approval(events: Iterable[Event]) -> Decided | None:
+    """Return the decision that still waits for a person's approval, or None."""
+    fold = ApprovalFold()
+    for event in events:
+        fold.add(event)
+    return fold.open

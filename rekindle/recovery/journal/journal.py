@@ -34,6 +34,7 @@ from rekindle.recovery.journal.node_events import (
     NodeJoined,
     NodeLeft,
     NodeWanted,
+    ResetSkipped,
     SpareLost,
 )
 from rekindle.recovery.node_check.verdicts import NodeChecked
@@ -60,12 +61,14 @@ __all__ = [  # includes events from other modules, because this is the complete 
     "NodeLeft",
     "NodeWanted",
     "Profiled",
+    "ResetSkipped",
     "SpareLost",
 ]
 
 # The outcomes of an attempt.
 SUCCEEDED, FAILED, STOPPED = "succeeded", "failed", "stopped"
 OF_SCRIPT = "script"  # the source of the state of ranks without a Session
+UNKNOWN = -1  # finished steps that no coordinator has seen
 RESCHEDULED = "rescheduled"  # another attempt follows immediately
 
 
@@ -88,12 +91,14 @@ class RanksStarted(Event, frozen=True, kw_only=True, tag="ranks-started"):
 class FaultSeen(Event, frozen=True, kw_only=True, tag="fault"):
     """Record a fault; it opens an incident, or belongs to the open one.
 
-    `explained` means that the fault was seen before, and its cause became known now.
+    `explained` means that the fault was seen before, and its cause became known now. `since` is the
+    time of the last event before a fault that no coordinator has seen.
     """
 
     incident: int
     fault: Fault
     explained: bool = False
+    since: float = 0.0
 
 
 class Suspected(Event, frozen=True, kw_only=True, tag="suspected"):
@@ -116,6 +121,16 @@ class RanksDiffer(Event, frozen=True, kw_only=True, tag="ranks-differ"):
     item: str
     step: int
     ranks: tuple[int, ...]
+
+
+class StepSkipped(Event, frozen=True, kw_only=True, tag="step-skipped"):
+    """Record a step that all ranks skipped, because its update would have damaged the model.
+
+    It is an incident of its own; training continues.
+    """
+
+    incident: int
+    fault: Fault
 
 
 class Decided(Event, frozen=True, kw_only=True, tag="decided"):
@@ -155,7 +170,8 @@ class Formed(Event, frozen=True, kw_only=True, tag="formed"):
     """Record a new generation: all ranks are present and know the source of their state.
 
     `step` is the number of finished steps from which all ranks continue. `state_generation` did
-    the last of them. `newest` is the number of steps that all ranks had finished before.
+    the last of them. `newest` is the number of steps that all ranks had finished before, or
+    UNKNOWN.
     `sources` counts the ranks by source of their state, e.g. {"self": 3, "peer": 1}. `left_out`
     holds nodes outside this generation.
     """
@@ -225,9 +241,11 @@ AnyEvent = (
     | FaultSeen
     | Suspected
     | RanksDiffer
+    | StepSkipped
     | Decided
     | Answered
     | HealthEventSeen
+    | ResetSkipped
     | Isolated
     | MoveEvent
     | NodeChecked
@@ -356,7 +374,7 @@ def _apply(incident: Incident, event: Event) -> None:
             incident.faults = [fault if explains(fault, each) else each for each in faults]
         case FaultSeen(fault=fault):
             incident.faults.append(fault)
-            incident.detected = incident.detected or event.at
+            incident.detected = incident.detected or event.since or event.at
         case Decided(strategy=strategy, reason=reason, outweighed=False):
             incident.strategies.append(strategy)
             incident.reason = reason
@@ -365,7 +383,7 @@ def _apply(incident: Incident, event: Event) -> None:
             incident.generation = event.generation
             incident.regrouped = event.at
             incident.resumed_at = event.step
-            known = OF_SCRIPT not in event.sources
+            known = OF_SCRIPT not in event.sources and event.newest != UNKNOWN
             incident.steps_lost = max(0, event.newest - event.step) if known else None
             incident.sources = event.sources
         case Restored():
@@ -384,7 +402,11 @@ def _apply(incident: Incident, event: Event) -> None:
         case MoveEnded():
             incident.reason = f"{incident.reason}; {event.reason}"
             incident.detected = incident.first_step = event.at
-        case CheckpointFailed(fault=fault) | NodeChecked(fault=Fault() as fault):
+        case (
+            CheckpointFailed(fault=fault)
+            | StepSkipped(fault=fault)
+            | NodeChecked(fault=Fault() as fault)
+        ):
             node = isinstance(event, NodeChecked)
             what = "the job requests another node" if node else "training continues"
             incident.faults.append(fault)
@@ -392,17 +414,6 @@ def _apply(incident: Incident, event: Event) -> None:
             incident.detected = incident.first_step = event.at
             incident.resumed_at = fault.finished
             incident.steps_lost = 0
-
-
-def waits_for_approval(events: Iterable[Event]) -> Decided | None:
-    """Return the decision that still waits for a person's approval, or None."""
-    open_: Decided | None = None
-    for event in events:
-        if isinstance(event, Decided):
-            open_ = event if event.approval else None
-        elif isinstance(event, Answered | Stopping | Ended):
-            open_ = None
-    return open_
 
 
 _DECODER: msgspec.json.Decoder[AnyEvent] = msgspec.json.Decoder(AnyEvent)

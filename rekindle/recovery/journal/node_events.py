@@ -122,6 +122,21 @@ class Isolated(Event, frozen=True, kw_only=True, tag="isolated"):
     reason: str
 
 
+class ResetSkipped(Event, frozen=True, kw_only=True, tag="reset-skipped"):
+    """Record that a rank has started without the reset of its device, which was not possible."""
+
+    incident: int
+    rank: int
+    reason: str
+
+    def in_words(self) -> str:
+        """Return the event in one line."""
+        return (
+            f"incident {self.incident}: rank {self.rank} starts without a reset of its device, "
+            f"because {self.reason}"
+        )
+
+
 class HealthEventSeen(Event, frozen=True, kw_only=True, tag="health-event"):
     """Record a health event; `urgency` and `explanation` are from the tables."""
 

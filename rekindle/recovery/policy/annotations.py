@@ -1,8 +1,4 @@
-"""Convert policies from and to the labels and annotations of ModelArts and MindCluster. Pure.
-
-Sources: ModelArts, "fault recovery of training jobs" (annotations `fault-tolerance/...`);
-MindCluster's resumable training (labels and annotations of an AscendJob or Volcano Job).
-"""
+"""Convert policies from and to the labels and annotations of ModelArts and MindCluster. Pure."""
 
 from __future__ import annotations
 
@@ -11,29 +7,30 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from rekindle.errors import UsageError
+from rekindle.recovery.policy.dialect import (
+    FAULT_RETRY_TIMES,
+    FAULT_SCHEDULING,
+    HANG_RETRY,
+    JOB_RETRY_NUM,
+    MODELARTS_PREFIX,
+    OF_MINDCLUSTER,
+    OF_MODELARTS,
+    POD_RESCHEDULING,
+    POD_RETRY_NUM,
+    PROCESS_RECOVER,
+    RECOVER_STRATEGY,
+    SCHEDULING,
+    UNCONDITIONAL_RETRY,
+    WAIT_RESCHEDULE,
+    Dialect,
+)
 from rekindle.recovery.policy.policy import ALLOWABLE, INNER, JOBS, MOST, Policy, Strategy
 
 UNLIMITED = MOST  # MindCluster has no bound if no limit is given
 
-MODELARTS_PREFIX = "fault-tolerance/"
-JOB_RETRY_NUM = f"{MODELARTS_PREFIX}job-retry-num"
-UNCONDITIONAL_RETRY = f"{MODELARTS_PREFIX}job-unconditional-retry"
-HANG_RETRY = f"{MODELARTS_PREFIX}hang-retry"
-POD_RETRY_NUM = f"{MODELARTS_PREFIX}pod-retry-num"
-_MODELARTS = (JOB_RETRY_NUM, UNCONDITIONAL_RETRY, HANG_RETRY, POD_RETRY_NUM)
-
-PROCESS_RECOVER = "process-recover-enable"
-FAULT_SCHEDULING = "fault-scheduling"
-FAULT_RETRY_TIMES = "fault-retry-times"
-POD_RESCHEDULING = "pod-rescheduling"
-RECOVER_STRATEGY = "recover-strategy"
-WAIT_RESCHEDULE = "wait-reschedule-timeout"
-_LABELS = (PROCESS_RECOVER, FAULT_SCHEDULING, FAULT_RETRY_TIMES, POD_RESCHEDULING)
-
-KNOWN = (*_MODELARTS, *_LABELS, RECOVER_STRATEGY, WAIT_RESCHEDULE)
+KNOWN = (*OF_MODELARTS, *OF_MINDCLUSTER)
 
 _MOST_RETRIES = 100
-SCHEDULING = ("grace", "force", "off", "external-grace", "external-force")
 _RECOVERING = {
     "retry": Strategy.RETRY,
     "recover": Strategy.RECOVER,
@@ -58,9 +55,9 @@ def from_modelarts(annotations: Mapping[str, str], base: Policy | None = None) -
     """
     own = {key: value for key, value in annotations.items() if key.startswith(MODELARTS_PREFIX)}
     for key in own:
-        if key not in _MODELARTS:
+        if key not in OF_MODELARTS:
             raise UsageError(
-                f"annotation {key} is unknown; known annotations are {', '.join(_MODELARTS)}"
+                f"annotation {key} is unknown; known annotations are {', '.join(OF_MODELARTS)}"
             )
     if own and JOB_RETRY_NUM not in own:
         raise UsageError(f"annotation {next(iter(own))} also needs the annotation {JOB_RETRY_NUM}")
@@ -80,6 +77,7 @@ def from_modelarts(annotations: Mapping[str, str], base: Policy | None = None) -
         max_pod_reschedules=pods,
         unconditional=_flag(own, UNCONDITIONAL_RETRY),
         progress_resets=False,
+        dialect=Dialect.MODELARTS,
     )
 
 
@@ -117,7 +115,7 @@ def from_mindcluster(
     Raises UsageError: MindCluster does not accept the value of a label or annotation.
     """
     base = Policy(strategies=())
-    process = _choice(labels, PROCESS_RECOVER, ("on", "pause", "off"), "off") == "on"
+    process = _recovers_processes(labels, annotations)
     scheduling = _choice(labels, FAULT_SCHEDULING, SCHEDULING, "off")
     retries = _number(labels, FAULT_RETRY_TIMES, 0, _MOST_RETRIES)
     inner = _recovering(annotations)
@@ -138,7 +136,34 @@ def from_mindcluster(
         unconditional=bool(retries),
         max_reschedules_in_row=limit if retries else base.max_reschedules_in_row,
         node_timeout_s=float(wait_s) if wait_s else base.node_timeout_s,
+        dialect=Dialect.MINDCLUSTER,
     )
+
+
+def notices(labels: Mapping[str, str], annotations: Mapping[str, str]) -> list[str]:
+    """Return a sentence about each label or annotation of MindCluster with a result that surprises.
+
+    Raises UsageError: the value of a label is unknown.
+    """
+    if RECOVER_STRATEGY not in annotations:
+        return []
+    if not _recovers_processes(labels, annotations):
+        return [
+            f"{RECOVER_STRATEGY} has no effect, because {PROCESS_RECOVER} is "
+            f"{labels[PROCESS_RECOVER]}"
+        ]
+    if PROCESS_RECOVER not in labels:
+        return [
+            f"{RECOVER_STRATEGY} applies without the label {PROCESS_RECOVER}, as in MindCluster "
+            "7.2 and later; earlier versions need the label with the value on"
+        ]
+    return []
+
+
+def _recovers_processes(labels: Mapping[str, str], annotations: Mapping[str, str]) -> bool:
+    """Return whether `recover-strategy` applies: from MindCluster 7.2 it switches itself on."""
+    absent = "on" if RECOVER_STRATEGY in annotations else "off"
+    return _choice(labels, PROCESS_RECOVER, ("on", "pause", "off"), absent) == "on"
 
 
 def to_mindcluster(policy: Policy) -> tuple[dict[str, str], dict[str, str], int | None]:

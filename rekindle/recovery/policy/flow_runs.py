@@ -13,6 +13,7 @@ import msgspec
 
 from rekindle.errors import (
     CheckpointError,
+    HopelessError,
     JobError,
     JobFailedError,
     LeaseHeldError,
@@ -31,9 +32,13 @@ from rekindle.recovery.policy.policy import JOBS, Policy, Strategy
 # A repeated run is another process, on any node; nothing is isolated.
 AGAIN = (Strategy.RESTART, *JOBS)
 
+# The beginning of the message of a run that a mistake in its parameters or blocks has ended.
+CANNOT_START = "The job cannot start: "
+
 # Another run cannot change these ends, and a person must know about them.
 _FINAL = {
     JobFailedError.__name__: "the job has ended by its own policy",
+    HopelessError.__name__: "the pods of the job cannot run as described",
     LeaseHeldError.__name__: "another flow run or command steers the job",
     RecordLostError.__name__: "the job has succeeded, and its record is not here",
     OtherJobError.__name__: "the id belongs to another job",
@@ -108,6 +113,7 @@ def fault_of(end: RunEnd, tables: Tables) -> Fault:
         code=verdict.code,
         user_caused=verdict.user_caused,
         reset_helps=verdict.reset_helps,
+        restart_heals=verdict.restart_heals,
         counts=verdict.counts and verdict.kind is not FaultKind.EVICTION,
     )
 
@@ -139,7 +145,7 @@ def _final(end: RunEnd) -> Decision | None:
     text = _own_words(end.message)
     if text.startswith(_INTERRUPTED):
         return Decision(strategy=Strategy.FAIL, reason="a person at the terminal interrupted it")
-    if text.startswith(_INVALID):
+    if text.startswith((_INVALID, CANNOT_START)):
         return Decision(strategy=Strategy.FAIL, reason=text)
     error = _ERROR.match(text)
     why = _FINAL.get(error[1]) if error and not end.crashed else None

@@ -78,8 +78,13 @@ def _repairs(fault: Fault) -> bool:
 
 
 def reset_helps(fault: Fault) -> bool:
-    """Return whether a device or its memory can be reset once no process uses it."""
+    """Return whether a device or its memory can heal once no process uses it."""
     return fault.kind in (FaultKind.DEVICE, FaultKind.DEVICE_MEMORY) and fault.reset_helps
+
+
+def resets(fault: Fault) -> bool:
+    """Return whether the agent resets the device, because the fault's code asks for that."""
+    return reset_helps(fault) and not fault.restart_heals
 
 
 def counts(fault: Fault) -> bool:
@@ -185,9 +190,13 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
       cannot.
     - `engine`: the outer strategies that the engine of the job supports.
     - `comes_back`: a new node may run on the host that the job must leave, while the job exists.
+    - `only_host`: the job has one machine, so it cannot leave the host of a fault.
     - `final_step`: the step of the newest snapshot, if no checkpoint is as new.
+    - `alone`: the world has one node. Only the memory of its agent has the snapshots.
     - `common`: the step of the newest state that all ranks can take; 0: there is none. Only for a
       fault of kind REPLICAS.
+    - `own_rule`: the tables of faults have a rule of their own for how often the fault's code may
+      occur, which replaces SAME_CODE_TIMES.
     - `incident`: the number of the fault's incident.
     - `past`: the earlier faults and their strategies, the oldest first.
     """
@@ -206,8 +215,11 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
     left: int = 0
     engine: tuple[Strategy, ...] = OUTER
     comes_back: bool = False
+    only_host: bool = False
     final_step: int | None = None
+    alone: bool = False
     common: int = 0
+    own_rule: bool = False
     incident: int = 0
     past: tuple[Past, ...] = ()
 
@@ -217,7 +229,8 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
 
         Only codes of faults of a device or node count.
         """
-        times = same_code(self.past, self.fault) if self.fault.kind in SICK else 0
+        counts_here = self.fault.kind in SICK and not self.own_rule
+        times = same_code(self.past, self.fault) if counts_here else 0
         if times < SAME_CODE_TIMES:
             return ""
         return f"this device had code {self.fault.code} in {times} consecutive faults within 24 h"

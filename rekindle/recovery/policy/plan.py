@@ -194,3 +194,22 @@ def _senders(holders: list[int], group: Mapping[int, AvailableState]) -> dict[in
         near = (h for h in on_node.get(holding.node, ()) if len(senders[h]) == least)
         senders[next(near, first)].append(rank)
     return senders
+
+
+def shard_error(rank: int, former: int | None, shard: int | None, nodes: tuple[int, int]) -> str:
+    """Return why a rank cannot have this shard of the training state; an empty text if it can.
+
+    former: the shard that it had before. nodes: the least and the greatest number of nodes.
+    """
+    least, most = nodes
+    if former not in (None, shard):
+        return (
+            f"rank {rank} has shard {shard} of the training state, but had shard {former} before; "
+            "choose the shard from the rank's number only"
+        )
+    if shard is not None and least < most:
+        return (
+            f"rank {rank} has a shard of the training state, so a world of fewer nodes would not "
+            f"have all shards; run the job with --nnodes={most}, not with {least}:{most}"
+        )
+    return ""

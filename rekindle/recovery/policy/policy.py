@@ -8,6 +8,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from rekindle.recovery.policy.dialect import Dialect
 from rekindle.settings import CHOICES, check_limits, choices_of
 
 # The job requests agents that have not arrived by then, because their launcher may have failed
@@ -166,6 +167,24 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             "and max_hangs_in_row. ModelArts does not count steps."
         ),
     ] = True
+    dialect: Annotated[
+        Dialect,
+        Meta(
+            description="The platform whose rules judge fault codes of Ascend devices that occur "
+            "again, and codes that no table lists. With none and modelarts, the third consecutive "
+            "time within 24 hours isolates the device, and minor and major faults can heal. With "
+            "mindcluster, the rules of MindCluster's device plugin apply. Annotations of ModelArts "
+            "and labels of MindCluster set it."
+        ),
+    ] = Dialect.NONE
+    device_resets: Annotated[
+        bool,
+        Meta(
+            description="Whether an agent outside of Kubernetes may reset a device whose fault "
+            "code demands it. An agent in a pod always may. No agent resets a device that another "
+            "program uses, or whose reset ends devices of others."
+        ),
+    ] = False
     approve: Annotated[
         tuple[Strategy, ...],
         Meta(

@@ -14,12 +14,13 @@ import yaml
 from rekindle.errors import UsageError
 from rekindle.recovery.policy.annotations import (
     KNOWN,
-    MODELARTS_PREFIX,
     from_mindcluster,
     from_modelarts,
+    notices,
     to_mindcluster,
     to_modelarts,
 )
+from rekindle.recovery.policy.dialect import MODELARTS_PREFIX, Dialect, dialect_of
 from rekindle.recovery.policy.policy import Policy
 from rekindle.user_file import place_of
 from rekindle.yaml_file import Document
@@ -30,9 +31,9 @@ _ALIKE = 0.9  # a key with at least this similarity (of 1) to a known key is a m
 def read_policy(path: Path) -> Policy:
     """Return the policy of a file.
 
-    A file with `metadata` is a Kubernetes object. The function reads its ModelArts annotations, if
-    it has any, and otherwise its MindCluster labels and annotations. Raises UsageError: the file is
-    unreadable or invalid; the message names the field, and its line.
+    A file with `metadata` is a Kubernetes object, with the annotations of ModelArts, or the labels
+    and annotations of MindCluster. Raises UsageError: the file is unreadable or invalid, or has
+    those of both; the message names the field, and its line.
     """
     document = Document(path, "policy file")
     try:
@@ -42,6 +43,15 @@ def read_policy(path: Path) -> Policy:
         raise document.error(error, place, problem) from error
     except UsageError as error:
         raise document.error(error, about=str(error)) from error
+
+
+def notices_about(path: Path) -> list[str]:
+    """Return sentences about labels and annotations of a file that `read_policy` accepts."""
+    found = Document(path, "policy file").value
+    if not isinstance(found, dict) or "metadata" not in found:
+        return []
+    metadata = _mapping(found, "metadata")
+    return notices(_mapping(metadata, "labels"), _mapping(metadata, "annotations"))
 
 
 def _policy_of(found: object) -> Policy:
@@ -63,7 +73,7 @@ def _of_object(found: Mapping[str, Any]) -> Policy:
     labels = _texts(_mapping(metadata, "labels"))
     annotations = _texts(_mapping(metadata, "annotations"))
     _check_known((*labels, *annotations))
-    if any(key.startswith(MODELARTS_PREFIX) for key in annotations):
+    if dialect_of((*labels, *annotations)) is Dialect.MODELARTS:
         return from_modelarts(annotations)
     run_policy = _mapping(_mapping(found, "spec"), "runPolicy")
     limit = run_policy.get("backoffLimit")

@@ -9,14 +9,7 @@ import msgspec
 from rekindle.recovery.faults.fault import SICK, FaultKind
 from rekindle.recovery.policy import history
 from rekindle.recovery.policy.history import Situation
-from rekindle.recovery.policy.policy import (
-    INNER,
-    JOBS,
-    RESTARTS_APART,
-    Policy,
-    Replicas,
-    Strategy,
-)
+from rekindle.recovery.policy.policy import INNER, JOBS, RESTARTS_APART, Policy, Replicas, Strategy
 
 # Returns None if the strategy does not help against this fault.
 StrategyFunction = Callable[[Policy, Situation], "Option | None"]
@@ -40,6 +33,7 @@ _IN_PLACE = (
     FaultKind.DEVICE_OOM,
     FaultKind.UNKNOWN,
 )
+_HEALING = ("its device may heal when no process uses it", "the agent resets its device")
 _NOT_FORMED = "the ranks have not formed a generation yet"
 STARTS_NO_PROCESS = (Strategy.RETRY,)  # these do not help against the end of a rank
 _MOVES = (Strategy.RECOVER, Strategy.SHRINK)
@@ -113,7 +107,7 @@ def _recover_in_place(policy: Policy, situation: Situation) -> Option | None:
         return None
     doing = "the agent restarts the rank on its node, and all other ranks wait"
     if history.reset_helps(fault):
-        doing = f"the agent resets its device; {doing}"
+        doing = f"{_HEALING[history.resets(fault)]}; {doing}"
     return Option(doing, _hinders_inner(Strategy.RECOVER_IN_PLACE, policy, situation))
 
 
@@ -128,8 +122,15 @@ def _recover(policy: Policy, situation: Situation) -> Option | None:
         )
     else:
         doing = "there is no spare, so a new node replaces it, and all healthy ranks wait"
-    why_not = _hinders_inner(Strategy.RECOVER, policy, situation)
-    return Option(doing, why_not or _comes_back(policy, situation), _is_sick(situation))
+    why_not = _hinders_inner(Strategy.RECOVER, policy, situation) or _stays(situation)
+    why_not = why_not or _comes_back(policy, situation) or _loses_state(situation)
+    return Option(doing, why_not, _is_sick(situation))
+
+
+def _loses_state(situation: Situation) -> str:
+    """Return what the end of a healthy node's agent would lose, or an empty text."""
+    lost = situation.final_step if situation.alone and not _leaves_its_place(situation) else None
+    return f"the snapshot of step {lost} is only in the memory of its node" if lost else ""
 
 
 def _shrink(policy: Policy, situation: Situation) -> Option | None:
@@ -172,7 +173,8 @@ def _restart(policy: Policy, situation: Situation) -> Option | None:
         return None  # the platform places its pod again
     if history.reset_helps(fault):
         why_not = situation.worn_out or _spent(policy, situation)
-        return Option("the agent resets its device, and the job restarts all ranks", why_not)
+        doing = f"{_HEALING[history.resets(fault)]}, and the job restarts all ranks"
+        return Option(doing, why_not)
     if fault.kind is FaultKind.SOURCE:
         again = _in_row(policy, situation, Strategy.RESTART)
         why_not = "the texts differ also after a restart of all ranks" if again else ""
@@ -196,7 +198,7 @@ def _restart(policy: Policy, situation: Situation) -> Option | None:
 
 def is_met_by_restart(policy: Policy, situation: Situation) -> bool:
     """Return whether a restart of all ranks that is in progress is enough for this fault."""
-    return _restart(policy, situation) is not None and not history.reset_helps(situation.fault)
+    return _restart(policy, situation) is not None and not history.resets(situation.fault)
 
 
 def _reschedule_pod(policy: Policy, situation: Situation) -> Option | None:
@@ -208,7 +210,7 @@ def _reschedule_pod(policy: Policy, situation: Situation) -> Option | None:
     elif history.counts(situation.fault) and used >= policy.max_pod_reschedules:
         why_not = f"{used} of {policy.max_pod_reschedules} pod reschedules are used"
     else:
-        why_not = _not_offered(Strategy.RESCHEDULE_POD, situation)
+        why_not = _not_offered(Strategy.RESCHEDULE_POD, situation) or _stays(situation)
         why_not = why_not or _comes_back(policy, situation)
     doing = (
         "the platform places only its pod again, on another node, and the job restarts all ranks"
@@ -222,9 +224,8 @@ def _reschedule_job_isolated(policy: Policy, situation: Situation) -> Option | N
     if not policy.max_reschedules:
         return None  # the user did not allow it
     doing = "the platform places the whole job again, without that node"
-    return Option(
-        doing, _hinders_job(Strategy.RESCHEDULE_JOB_ISOLATED, policy, situation), isolate=True
-    )
+    why_not = _hinders_job(Strategy.RESCHEDULE_JOB_ISOLATED, policy, situation)
+    return Option(doing, why_not or _stays(situation), isolate=True)
 
 
 def _reschedule_job(policy: Policy, situation: Situation) -> Option | None:
@@ -294,8 +295,18 @@ def _leaves_its_place(situation: Situation) -> bool:
 
 
 def _blames(situation: Situation) -> bool:
-    """Return whether to isolate the place: never for an eviction or a fault of the user."""
-    return situation.fault.of_hardware and _leaves_its_place(situation)
+    """Return whether to isolate the place: never for an eviction or a fault of the user.
+
+    The reason for a lost agent is unknown, so it does not condemn the only machine of a job.
+    """
+    fault = situation.fault
+    spared = situation.only_host and fault.kind is FaultKind.NODE_LOST
+    return fault.of_hardware and _leaves_its_place(situation) and not spared
+
+
+def _stays(situation: Situation) -> str:
+    """Return why the job cannot leave the place of the fault; empty: it can, or need not."""
+    return "the job has no other machine" if situation.only_host and _blames(situation) else ""
 
 
 def _is_sick(situation: Situation) -> bool:

@@ -1,4 +1,4 @@
-"""Stop the job of a cancelled flow run. Hooks run in the flow's process or its runner's process.
+"""Stop the job of a flow run that has ended. Hooks run in the flow's process or its runner's.
 
 | the flow run | the job | the flow run then |
 |---|---|---|
@@ -28,11 +28,9 @@ from rekindle.tasks import job_access as jobs
 from rekindle.tasks.identity import recorded_job
 from rekindle.tasks.launch import describe_elsewhere
 from rekindle.tasks.prefect_api import Log
+from rekindle.tasks.prefect_api.run_states import demand, is_refused
+from rekindle.tasks.report import report_later
 from rekindle.waiting import until
-
-# A runner that stops cancels its flow runs with this message. No user wants the job to end, so the
-# job continues, and a rerun of the flow run adopts it.
-RUNNER_SHUTS_DOWN = "Runner is shutting down."
 
 _GATHER_S = 10.0  # time for agents to connect to another coordinator
 
@@ -47,16 +45,25 @@ OF_FLOW_PROCESS = Policy(
 
 def stop_job(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:
     """Stop the job of a flow run that was cancelled."""
-    _stop(flow_run, state, flow_run_logger(flow_run, flow))
+    log = flow_run_logger(flow_run, flow)
+    why = demand(state)
+    if not why:
+        job_id = recorded_job(flow_run)
+        log.info("The runner shuts down; job %s continues. Retry this flow run to adopt it", job_id)
+        return
+    job_id = stop_for(flow_run, _by(why, flow_run), log)
+    if job_id and jobs.directory_of(job_id).pods.exists():
+        _remove_from_cluster(job_id, log)
 
 
 def stop_abandoned(flow_run: FlowRun, state: State[Any], log: Log) -> bool:
-    """Stop the job of a cancelled flow run that has no process to stop it; return whether it did.
+    """Stop the job of a flow run that has ended for good, or is suspended, without its process.
 
-    A run that is cancelled while it waits for a rerun has no process, and Prefect runs none of its
-    hooks.
+    Return whether it did. Prefect runs no hook if a person ends a run that has no process, and
+    the hook of another one may have been killed.
     """
-    if not (state.is_cancelled() or state.is_cancelling()):
+    why = demand(state)
+    if not why or is_refused(state):
         return False
     job_id = recorded_job(flow_run)
     describe_elsewhere(flow_run, job_id)
@@ -66,15 +73,18 @@ def stop_abandoned(flow_run: FlowRun, state: State[Any], log: Log) -> bool:
         does = "which continues" if _is_another_run(holder, flow_run) else "and stops it"
         log.info("%s controls job %s, %s", holder, job_id, does)
         return False
-    _stop(flow_run, state, log)
+    if stop_for(flow_run, _by(why, flow_run), log) and jobs.directory_of(job_id).pods.exists():
+        _remove_from_cluster(job_id, log)
     return True
 
 
-def _stop(flow_run: FlowRun, state: State[Any], log: Log) -> None:
+def stop_for(flow_run: FlowRun, by: str, log: Log) -> str:
+    """Stop a flow run's job, with a final checkpoint. Return the job's id if it was stopped, or "".
+
+    by: what of which flow run demands it. Another coordinator replaces a failed one first. The job
+    continues if another flow run steers it. Raises RekindleError, ValueError: that is not possible.
+    """
     job_id = recorded_job(flow_run)
-    if state.message == RUNNER_SHUTS_DOWN:
-        log.info("The runner shuts down; job %s continues. Retry this flow run to adopt it", job_id)
-        return
     try:
         describe_elsewhere(flow_run, job_id)
         endpoint = _coordinator(job_id)
@@ -82,20 +92,35 @@ def _stop(flow_run: FlowRun, state: State[Any], log: Log) -> None:
             log.info("Job %s does not run; there is nothing to stop", job_id)
             if jobs.directory_of(job_id).pods.exists():  # a launch or a release was interrupted
                 _release(job_id, log)
-            return
-        client = jobs.client_of(job_id, endpoint)
-        if _is_another_run(holder := client.status().holder, flow_run):
-            log.info("%s controls job %s, which continues", holder, job_id)
-            return
-        # Without the lease: a process that is about to end may still have it. A person who cancels
-        # does not care which process of the run steers.
-        client.stop(by=f"the cancellation of flow run {flow_run.name} ({flow_run.id})")
+            return ""
+        if not order_stop(job_id, flow_run, endpoint, by=by, log=log):
+            return ""
     except (RekindleError, ValueError):
         log.exception("Rekindle could not stop job %s", job_id)
         raise
+    report_later(job_id, flow_run.id)
+    return job_id
+
+
+def order_stop(job_id: str, flow_run: FlowRun, endpoint: Endpoint, *, by: str, log: Log) -> bool:
+    """Order the end of a job from its coordinator; return whether the order was given.
+
+    The job continues if another flow run steers it. Raises JobError: the coordinator does not
+    answer.
+    """
+    client = jobs.client_of(job_id, endpoint)
+    if _is_another_run(holder := client.status().holder, flow_run):
+        log.info("%s controls job %s, which continues", holder, job_id)
+        return False
+    # Without the lease: a process that is about to end may still have it. A person who ends the run
+    # does not care which process of the run steers.
+    client.stop(by=by)
     log.info("Rekindle stops job %s; retry this flow run to resume it", job_id)
-    if jobs.directory_of(job_id).pods.exists():
-        _remove_from_cluster(job_id, log)
+    return True
+
+
+def _by(why: str, flow_run: FlowRun) -> str:
+    return f"{why} of flow run {flow_run.name} ({flow_run.id})"
 
 
 def _is_another_run(holder: str, flow_run: FlowRun) -> bool:

@@ -18,7 +18,6 @@ from uuid import UUID
 from prefect import Task
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import FlowRun, State, StateType, TaskRun
-from prefect.client.schemas.responses import SetStateStatus
 from prefect.flows import Flow, FlowStateHook
 from prefect.logging.loggers import flow_run_logger, task_run_logger
 from prefect.states import Scheduled
@@ -29,6 +28,12 @@ from rekindle.recovery.policy.flow_runs import AGAIN, RunEnd, decide_run
 from rekindle.recovery.policy.policy import Policy, Strategy
 from rekindle.reporting.run_state import RESCHEDULING
 from rekindle.tasks.prefect_api import Log
+from rekindle.tasks.prefect_api.run_states import (
+    TIMED_OUT,
+    history,
+    is_suspended,
+    replace,
+)
 
 RetryCondition = Callable[[Task[..., Any], TaskRun, State[Any]], bool]
 
@@ -82,7 +87,7 @@ def ends_of(states: Iterable[State[Any]]) -> list[RunEnd]:
     over = False
     for state in states:
         if state.type in (StateType.FAILED, StateType.CRASHED):
-            if over:
+            if over and ends:
                 ends.pop()  # two sources reported the same end
             crashed = state.type is StateType.CRASHED
             at = state.timestamp.timestamp()
@@ -107,14 +112,25 @@ def run_again(policy: Policy, flow_run: FlowRun, state: State[Any], log: Log) ->
     state: the final state of the run. If the run has another state by now, another process has
     acted.
     """
+
+    def unchanged(now: State[Any]) -> bool:
+        return now.id == state.id
+
     with get_client(sync_client=True) as client:
         # read again, because the hook's flow run may be out of date
-        states = sorted(client.read_flow_run_states(flow_run.id), key=lambda one: one.timestamp)
+        states = history(client, flow_run.id)
         if states[-1].id != state.id:
             log.info("This run now has state %s; Rekindle does not change it", states[-1].name)
             return False
         if len(states) > 1 and states[-2].is_cancelling():
             log.info("A user is cancelling this run; Rekindle does not change it")
+            return False
+        if len(states) > 1 and is_suspended(states[-2]):
+            log.info("A user has suspended this run; it stays suspended")
+            replace(client, flow_run.id, states[-2], allowed=unchanged, force=True)
+            return False
+        if state.name == TIMED_OUT:
+            log.warning("Rekindle does not restart this run: it has reached its time limit")
             return False
         decision = decide_run(policy, ends_of(states), shipped_tables())
         again = decision.strategy in AGAIN and not decision.approval
@@ -125,9 +141,9 @@ def run_again(policy: Policy, flow_run: FlowRun, state: State[Any], log: Log) ->
             log.warning("The run has no deployment, so only a person can restart it")
             return False
         waits: State[Any] = Scheduled(name=RESCHEDULING, message=_in_words(decision, again))
-        result = client.set_flow_run_state(flow_run.id, waits)
-        if result.status is not SetStateStatus.ACCEPT:
-            log.warning("Prefect does not restart this run: %s", result.details)
+        refused = replace(client, flow_run.id, waits, allowed=unchanged)
+        if refused:
+            log.warning("Rekindle does not restart this run: %s", refused)
             return False
     return True
 

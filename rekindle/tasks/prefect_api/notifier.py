@@ -9,6 +9,7 @@ Each new state raises the flow run's `run_count`. So that is not the number of i
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 import uuid
@@ -42,8 +43,9 @@ from rekindle.recovery.journal.journal import AnyEvent, Progress
 from rekindle.reporting.event_text import percent, progress_in_words
 from rekindle.tasks.prefect_api import Log
 from rekindle.tasks.prefect_api.approval_form import ApprovalQuestion
+from rekindle.tasks.prefect_api.run_states import replace
 
-_PROGRESS_PAUSE_S = 1.0
+_PROGRESS_PAUSE_S = 60.0  # Prefect stores an event for each; an incident shows progress at once
 _RETRY_PAUSE_S = 1.0
 _FLUSH_S = 10.0
 _ARRIVES_S = 5.0  # Prefect's own queue of events is lost with the process
@@ -97,7 +99,7 @@ class PrefectNotifier:
         self._last_sent = self._read_last_sent()
         self._queue: deque[_Notice] = deque()
         self._progress: Progress | None = None
-        self._progress_sent_at = 0.0
+        self._progress_sent_at = -math.inf
         self._telling: _Notice | Progress | None = None
         self._artifact: uuid.UUID | None = None
         self._failing = False
@@ -139,6 +141,7 @@ class PrefectNotifier:
     def incident(self, step: str, event: AnyEvent, payload: dict[str, Any]) -> None:
         """Emit a Prefect event for one step of an incident, unless Prefect has it already."""
         if event.seq > self._last_sent:
+            self._progress_sent_at = -math.inf
             self._put(_IncidentStep(step, event, payload))
 
     def adopted(self, flow_run_count: int) -> None:
@@ -283,13 +286,12 @@ class PrefectNotifier:
                 self._queue.remove(notice)
 
     def _set_state(self, client: SyncPrefectClient, change: _StateChange) -> None:
-        # Without force, a flow run that is being cancelled keeps that state.
         state: State[Any] = Running(name=change.name, message=change.message)
         if change.question is not None:
             change.question.put()  # before the pause: a person cannot fill in an absent form
             state = change.question.state(change.name, change.message)
-        result = client.set_flow_run_state(self._flow_run_id, state)
-        self._log.debug("State %s: %s", change.name, result.status.value)
+        refused = replace(client, self._flow_run_id, state)
+        self._log.debug("State %s: %s", change.name, refused or "set")
 
     def _close_earlier(self, client: SyncPrefectClient, flow_run_count: int) -> None:
         # Prefect may still list an own task run as running that has just ended.
@@ -355,7 +357,11 @@ def find_artifact(client: SyncPrefectClient, key: str) -> Artifact | None:
 
 
 def _may_pass(error: Exception) -> bool:
-    """Return whether a retry may succeed: the server is away or overloaded."""
+    """Return whether a retry may succeed: the server is away or overloaded, or refuses the key.
+
+    After the rotation of a key, a rerun with the new one sends what this process keeps.
+    """
     if isinstance(error, httpx.HTTPStatusError):
-        return error.response.status_code in (408, 429) or error.response.is_server_error
+        status = error.response.status_code
+        return status in (401, 403, 408, 429) or error.response.is_server_error
     return isinstance(error, httpx.TransportError)

@@ -11,14 +11,18 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 from torch.utils.data import DataLoader
 
+from rekindle import names
 from rekindle.errors import SessionError
+from rekindle.rank import environment as rank_environment
 from rekindle.rank.member import Recovery
 from rekindle.training.sampler import StepSampler
 from rekindle.training.torch.groups.ddp import DistributedDataParallel, check_options
 from rekindle.training.torch.groups.script_groups import in_placeholder, is_zero, local_optimizer
+from rekindle.training.torch.guard import Guard
 from rekindle.training.torch.private import uncompiled
 from rekindle.training.torch.state.capture import PARTS
 from rekindle.training.torch.state.plain_objects import is_stateful, stateful
+from rekindle.training.torch.state.statistics import REMEDY, STATISTICS, Found, find
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +47,7 @@ class Arguments:
     ignore: Sequence[Any] = ()
     per_rank: Mapping[str, Any] = field(default_factory=dict)
     wrapper: DistributedDataParallel | None = None
+    guard: Guard | None = None
 
     def check(self) -> None:
         """Check model and optimizer. Raises SessionError, with the correct use in its text."""
@@ -95,18 +100,44 @@ class Arguments:
                 "gradients before it all-reduces them; leave static_graph out"
             )
 
-    def check_epochs(self) -> None:
-        """Check a loop over epochs. Raises SessionError: another argument has its own batches."""
+    @property
+    def may_have_epochs(self) -> bool:
+        """Whether the script may have a loop over epochs."""
+        own = self.sampler is not None or self.loader is not None
+        return not (own or self.keep_global_batch or self.per_rank)
+
+    def check_epochs(self, *, alone: bool) -> None:
+        """Check a loop over epochs. alone: ranks have a state that they share with no other.
+
+        Raises SessionError: this loop does not keep such a state, or another argument has its own
+        batches.
+        """
+        if rank_environment.number(names.ENV_SHRINKS) == 1:
+            raise SessionError(
+                "session.epochs(): the world may shrink (--nnodes MIN:MAX), but the order of a "
+                "loader belongs to one world size; give one number of nodes, --nnodes N, or use "
+                "session.steps(total) with a StepSampler"
+            )
         for name in ("sampler", "loader", "keep_global_batch"):
             if getattr(self, name):
                 raise SessionError(
                     f"session.epochs(): leave {name} out of Session(...); give the loader to "
                     "session.batches(loader), or use session.steps(total)"
                 )
+        if self.guard is not None:
+            raise SessionError(
+                "session.epochs(): leave guard out of Session(...), because this loop skips no "
+                "batch; or use session.steps(total)"
+            )
         if self.per_rank:
             raise SessionError(
                 "session.epochs(): leave per_rank out of Session(...), because this loop does not "
                 "keep objects that differ between ranks; or use session.steps(total)"
+            )
+        if alone:
+            raise SessionError(
+                f"session.epochs() does not keep the {STATISTICS}, which differ between ranks: use "
+                f"session.steps(total), {REMEDY}"
             )
 
     def check_shard(self, shard: int | None) -> None:
@@ -149,26 +180,37 @@ class Arguments:
             "model": uncompiled(self.model),
             "optimizer": local_optimizer(self.optimizer),
             "scheduler": self.scheduler,
+            "guard": self.guard,
             **of_data,
         }
-        for argument, names in (("extra", self.extra), ("per_rank", self.per_rank)):
-            for name in names:
+        for argument, given in (("extra", self.extra), ("per_rank", self.per_rank)):
+            for name in given:
                 if own.get(name) is not None or name == PARTS:
                     raise SessionError(
                         f"{argument}: Session uses the name {name!r} itself; choose another one"
                     )
         if twice := sorted(self.extra.keys() & self.per_rank.keys()):
             raise SessionError(f"{twice[0]!r} is in extra and in per_rank; leave it out of one")
-        given = {**own, **self.extra}
+        every = {**own, **self.extra}
         return {
             name: stateful(name, each) if name in self.extra else each
-            for name, each in given.items()
+            for name, each in every.items()
             if each is not None
         }
 
     def of_one_rank(self) -> dict[str, Any]:
         """Return the objects of `per_rank`, by name. Raises SessionError: one cannot be kept."""
         return {n: stateful(n, each, argument=PARTS) for n, each in self.per_rank.items()}
+
+    def statistics(self) -> Found:
+        """Return the modules with running statistics that the script has not declared."""
+        others = self.extra.values()
+        return find(self.model, others, known=self.known, ddp=self.ddp_options())
+
+    @property
+    def known(self) -> tuple[Any, ...]:
+        """The objects that the script has declared as not shared by all ranks."""
+        return (*self.per_rank.values(), *self.ignore)
 
     def ddp_options(self) -> dict[str, Any] | None:
         """Return the keyword arguments of torch's DDP; None: there is no wrapper.

@@ -5,21 +5,19 @@ docs/decisions/030-the-loop-that-people-write.md has the rules.
 
 from __future__ import annotations
 
-import contextlib
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from types import FrameType, TracebackType
 from typing import Any, TypeVar
 
-import msgspec
-
-from rekindle.console import say
 from rekindle.errors import SessionError
 from rekindle.rank.member import NOWHERE
+from rekindle.states import StateId
 from rekindle.training.torch.data import random_streams as rng
-from rekindle.training.torch.data.epoch_position import END, Order, Stage, gathered
+from rekindle.training.torch.data.epoch_position import END, Order, Place, Stage, gathered
 from rekindle.training.torch.loop import Loop, Step
-from rekindle.training.torch.repeat import LocalValues, Repeat
+from rekindle.training.torch.repeat import Repeat
+from rekindle.training.torch.state.script_values import Blocks
 from rekindle.training.torch.state.skeleton import Writer
 
 T = TypeVar("T")
@@ -65,8 +63,11 @@ class Epochs:
         self._loop = loop
         self._position = loop.data.epochs
         self._repeat = Repeat()
-        kept = (*loop.given.objects(), *loop.generations.named.values(), *loop.given.ignore)
-        self._values = LocalValues(kept)
+        kept = (*loop.given.objects(), *loop.generations.everything.values())
+        self._blocks = Blocks(kept, loop.given.ignore)
+        self._run_values = Blocks(kept, loop.given.ignore)
+        self._variables = loop.generations.variables
+        self._has_copy = True  # of variables; it may be that of a former process
         self._order = Order(loop.generations, loop.data.epochs)
         self._here = -1  # the epoch that this process is in
         self._total = 0  # epochs
@@ -74,14 +75,17 @@ class Epochs:
         self._runs = 0  # runs of this process in this stage
         self._is_open = False  # the script has a batch without a finished block
         self._is_due = False  # the newest block has no snapshot yet
+        self._is_alone = False  # other ranks may have passed the place after the newest block
+        self._device_draws: Any = None  # the state of the device's generator after a block
         self._is_first = False  # this block is the first at its place in the script
         self._returns = False  # the small state returns to what this process has received
         self._outer: tuple[Any, ...] = ()  # the generators outside of the block
-        self._carried = Carried(loop, kept)
 
     def begin(self) -> None:
         """Take the position that this process has received."""
         if self._loop.member is not None and self._position.is_used:
+            if self._position.variables:
+                self._variables.load_state_dict(self._position.variables)
             self._returns = self._order.received = True
             self._loop.repairs.before.keep()
             if not self._agree():
@@ -100,11 +104,11 @@ class Epochs:
         while self._join():
             pass  # others have failed at the end, and meet again
 
-    def epochs(self, total: int, frame: FrameType) -> Iterator[int]:
-        """Yield the numbers of the remaining epochs of `total`. frame: of the caller."""
-        self._loop.given.check_epochs()
+    def epochs(self, total: int) -> Iterator[int]:
+        """Yield the numbers of the remaining epochs of `total`."""
+        own = self._loop.generations.own
+        self._loop.given.check_epochs(alone=own is not None and own.of_steps)
         self._position.is_used = True
-        self._carried.frames = [frame]
         self._total = total
         position = self._position
         while True:
@@ -115,19 +119,18 @@ class Epochs:
             self._enter(Stage.OPENING)
             self._reach("start")
             self._meet()
+            self._look(sys._getframe(), outer=True)
             self._keep()
-            self._carry()
             is_over = self._here >= total
             reached = ("start",) if is_over else ("start", "end")  # the end of a former run
             if position.stage == Stage.OPENING and position.point in reached:
                 self._return_small_state(*reached)
                 self._order.catch_up()
             if is_over:
-                self._carried.frames = []
                 return
             yield self._here
 
-    def batches(self, loader: Any, frame: FrameType, *, numbered: bool) -> Iterator[Any]:
+    def batches(self, loader: Any, *, numbered: bool) -> Iterator[Any]:
         """Yield the remaining batches of this epoch. numbered: as pairs with their numbers."""
         position, epoch = self._position, self._here
         if epoch < 0 or self._stage is not Stage.OPENING:
@@ -135,12 +138,11 @@ class Epochs:
                 "session.batches() needs an epoch of its own, `for epoch in session.epochs(N):`; "
                 "an epoch has one loop over batches; chain several loaders into one"
             )
-        self._carried.frames = list(dict.fromkeys((*self._carried.frames[:1], frame)))
         if position.stage == Stage.CLOSING:
             self._order.skip_all(loader, again=position.point != "start")
             self._return_small_state("start")
             self._enter(Stage.CLOSING)
-            self._carry()
+            self._look(sys._getframe())
             return
         source = self._order.begin(loader)
         position.stage = Stage.BATCHES.value
@@ -154,6 +156,7 @@ class Epochs:
                     )
                 self._reach("start")
                 self._meet()
+                self._look(sys._getframe())
                 self._keep()
                 with self._loop.loading():
                     batch = self._order.take(source)
@@ -161,7 +164,6 @@ class Epochs:
                     return
                 if not position.inside:
                     self._return_small_state("start")
-                self._carry()
                 self._is_open = True
                 yield (position.batch, batch) if numbered else batch
         finally:
@@ -187,7 +189,7 @@ class Epochs:
             self._position.stage = Stage.CLOSING.value
             self._enter(Stage.CLOSING)
             self._reach("start")
-            self._carry()
+            self._look(sys._getframe())
 
     def _reach(self, point: str) -> None:
         """Reach a point of the present stage: `start`, `run` or `end`."""
@@ -200,13 +202,13 @@ class Epochs:
         self._is_first = self._repeat.enter(frame)
         self._outer = rng.outer_states()
         self._order.check_draws(self._outer)
-        self._carry(inside=True)
+        self._check_device_draws()
         while True:
             self._position.inside = True
             try:
                 if self._loop.member is not None:
                     self._loop.repairs.before.keep()
-                    self._values.keep(frame)
+                    self._blocks.keep(frame)
                 self._loop.begin_step(step.number)
                 if self._position.batch == 0:
                     self._order.compare()
@@ -220,21 +222,37 @@ class Epochs:
     def end_block(self, step: Step, error: BaseException | None) -> bool:
         """End a block; True: its error was a fault, and the block begins again."""
         if error is None and self._loop.member is not None:
-            self._values.check()
+            self._blocks.check()
         if step.close(error):
             self._meet_again(step)
-            self._repeat.again(self._values.restore)
+            self._repeat.again(self._blocks.restore)
             return error is not None
         rng.set_outer(self._outer)
+        self._device_draws = rng.device_state()
         if error is None:
             self._position.block_done()
             self._is_open, self._is_due, self._runs = False, True, 0
+            self._is_alone = False
             finished = self._loop.state.finished
             self._loop.progress.page.total = finished + self._order.left(self._total)
             if self._is_first and self._loop.member is not None:
                 self._repeat.check()
-        self._values.leave()
+        self._blocks.leave()
         return False
+
+    def _check_device_draws(self) -> None:
+        """Raise SessionError: the script draws on the device between blocks.
+
+        There the generator continues from the last block, which a new process has not run.
+        """
+        before, self._device_draws = self._device_draws, None
+        if self._loop.member is None or before is None:
+            return
+        if not rng.is_same(before, rng.device_state()):
+            raise SessionError(
+                "between two blocks the script draws random numbers on the device, which a new "
+                "process could not draw again: draw inside of the block, or on the CPU"
+            )
 
     def _meet_again(self, step: Step) -> None:
         """Form the next generation after a broken block."""
@@ -276,6 +294,8 @@ class Epochs:
                 rng.set_outer(outer)
                 if not loop.leave_step(error):
                     raise
+                if not position.pending:
+                    self._run_values.restore()
                 result, has_result = (position.pending or [None])[0], bool(position.pending)
                 self._join(in_run=True)
                 if has_result and position.key > place:  # a rank has left the run
@@ -286,6 +306,7 @@ class Epochs:
                 position.results[stage].append(position.pending.pop())
                 break
         self._runs = len(position.results[stage])
+        self._device_draws = None
         return result
 
     def _run_once(
@@ -294,8 +315,11 @@ class Epochs:
         loop = self._loop
         outer = rng.outer_states()
         loop.repairs.before.keep()
+        before = self._variables.prints(sys._getframe())
+        self._run_values.keep(sys._getframe())
         with loop.running():
             result = function(*args, **kwargs)
+            self._variables.check_run(before, sys._getframe())
             if loop.progress.page.in_update:
                 raise SessionError(
                     "session.run(): the function updates parameters; do that in a block"
@@ -326,6 +350,7 @@ class Epochs:
         """Form generations until all ranks agree about their places; False: all have ended."""
         loop, member = self._loop, self._loop.member
         assert member is not None
+        self._is_alone = True
         if in_run and self._stage is Stage.BATCHES:
             # A new process begins at a batch, and would not call this run.
             loop.state.tear()
@@ -362,10 +387,27 @@ class Epochs:
         position.pending = []
         return True
 
-    def _carry(self, *, inside: bool = False) -> None:
-        """Keep, or take back, the variables of the script around the blocks."""
-        if self._loop.member is not None:
-            self._carried.at((self._loop.state.finished, *self._position.key[:3], inside))
+    def _look(self, frame: FrameType, *, outer: bool = False) -> None:
+        """Keep the variables of the script at this place; in a new process, take them first.
+
+        outer: an epoch begins. Raises SessionError: nobody could get one of them.
+        """
+        loop, position, variables = self._loop, self._position, self._variables
+        if loop.member is None or position.epoch < 0:
+            return
+        place = Place(position.epoch, position.batch, self._stage.value)
+        if variables.is_new and variables.place is not None:
+            if not place.is_at(variables.place):
+                return
+            variables.take(frame)
+        variables.look(frame, place, outer=outer)
+        position.varies = variables.has_values
+        own = loop.generations.own
+        if own is None:
+            position.variables = variables.state_dict()
+        elif variables.has_values or self._has_copy:
+            own.write(StateId(loop.state.finished, loop.state.generation))
+            self._has_copy = variables.has_values
 
     def _return_small_state(self, *points: str) -> None:
         """Undo the script's changes of the state that it received at one of these points."""
@@ -388,52 +430,14 @@ class Epochs:
         if self._is_due or last:
             self._is_due = False
             self._position.prepare = self._note
-            self._loop.keep(last=last)
-            self._position.prepare = None
-
-
-class Carried:
-    """Plain variables of the script's loops, on the heartbeat page, for the rank's next process.
-
-    frames: those of the loops.
-    """
-
-    def __init__(self, loop: Loop, kept: tuple[Any, ...]) -> None:
-        self.frames: list[FrameType] = []
-        self._page = loop.progress.page
-        self._position = loop.data.epochs
-        self._slot = loop.generations.slot
-        self._values = [LocalValues(kept), LocalValues(kept)]
-        self._notes: dict[tuple[int | bool, ...], list[dict[str, Any]]] = {}
-        for note in self._page.notes():
-            place, values = msgspec.msgpack.decode(note)
-            self._notes[tuple(place)] = values
-        self._is_new = True  # this process has begun no block
-
-    def at(self, place: tuple[int | bool, ...]) -> None:
-        """Take the variables back that the former process had at this place, or keep those of now.
-
-        place: the finished steps, the position, and whether a block begins.
-        """
-        found = self._notes.get(place, []) if self._is_new else []
-        for frame, values, own in zip(self.frames, self._values, found, strict=False):
-            values.fill(frame, own)
-        if found:
-            self._position.carried = []
-        moving = [v.moving(frame) for frame, v in zip(self.frames, self._values, strict=False)]
-        if self._is_new and place[-1]:
-            self._is_new = False
-            if self._position.carried:
-                names = ", ".join(self._position.carried)
-                say(
-                    f"rank {self._slot}: the values of {names} are lost with the former process, "
-                    "and begin again; what must not be lost belongs into extra={...}"
-                )
-        self._position.carried = sorted({*self._position.carried}.union(*moving))
-        for values in self._values:
-            values.leave()
-        with contextlib.suppress(OverflowError, UnicodeEncodeError):  # then they are lost
-            self._page.put_note(msgspec.msgpack.encode((place, moving)))
+            try:
+                self._loop.keep(last=last, alone=self._is_alone)
+            except Exception as error:
+                if not self._loop.leave_step(error, inside=False):
+                    raise
+                self._join()
+            finally:
+                self._position.prepare = None
 
 
 def _replaced(

@@ -157,12 +157,34 @@ class Loop:
         self._step.begin()
         self.generations.begin_step()
         rng.begin_step(self.given.seed, self.generations.rank, step)
+        if self.given.guard is not None:
+            self.given.guard.begin_step()
         if self.member is not None:
             channel = self.member.channel
             self._profiler.begin_step(step, channel.settings.profile)
             if channel.injected:
                 named = self.generations.named
                 inject(channel.injected, step, self.given.model, named["optimizer"])
+
+    def skip_step(self) -> None:
+        """Return to the state from before this step, which then counts without an update.
+
+        Raises SessionError: a part of the state has no copy, or too many steps are skipped.
+        """
+        guard, step = self.given.guard, self.state.finished
+        assert guard is not None
+        reason = guard.reason
+        if not self.repairs.before.restore():
+            raise SessionError(
+                f"guard: {reason}, and step {step} has changed large tensors before its update, of "
+                "which there is no copy: change them after optimizer.step(), or leave guard out"
+            )
+        self.generations.begin_anew()
+        guard.skip(step)
+        if self.member is None:
+            say(f"step {step} is skipped: {reason}")
+        elif self.generations.place.writes:
+            self.member.step_skipped(reason)
 
     def end_step(self) -> None:
         """End a successful step: the state now includes one more step."""
@@ -253,7 +275,7 @@ class Loop:
     def _keep_state(self) -> bool:
         """Keep the state from before the step; False: a fault appeared."""
         try:
-            if self.member is not None:
+            if self.member is not None or self.given.guard is not None:
                 self.repairs.before.keep()
         except Exception as error:  # devices report their faults late
             if not self.leave_step(error):
@@ -261,13 +283,16 @@ class Loop:
             return False
         return True
 
-    def keep(self, *, last: bool, leaves: bool = False) -> None:
+    def keep(self, *, last: bool, leaves: bool = False, alone: bool = False) -> None:
         """Take a snapshot if one is due. A checkpoint is due after the last step of the run.
 
-        leaves: the script has left its loop, and other ranks may train.
+        leaves: the script has left its loop, and other ranks may train. alone: other ranks may have
+        passed this place. Raises RuntimeError, as collectives do: a rank is lost.
         """
         with self.progress.at(RankActivity.CHECKPOINT):
-            whole = self.generations.complete(self._snapshot_schedule, last=last, leaves=leaves)
+            whole = self.generations.complete(
+                self._snapshot_schedule, last=last, leaves=leaves, alone=alone
+            )
             self._snapshot_schedule.keep(
                 self.generations.kept,
                 whole=whole,
@@ -347,6 +372,8 @@ class Step:
         survives the loss of the rank. A tensor on a device is read when the step ends, so that
         logging does not wait for the device. Raises SessionError: a value cannot be recorded.
         """
+        if self._loop.given.guard is not None:
+            self._loop.given.guard.logged(metrics)
         for name, value in metrics.items():
             if isinstance(value, torch.Tensor) and not value.is_cpu:
                 self._late[name] = value.detach()
@@ -369,10 +396,12 @@ class Step:
         return self.close(error) and error is not None
 
     def close(self, error: BaseException | None) -> bool:
-        """End the step; True: a fault broke it, and the rank forms the next generation."""
+        """End the step; True: a fault broke it or the guard skips it, and the loop continues."""
         if self._parts is not None:
             self._parts.close()
-        if error is not None:
+        guard = self._loop.given.guard
+        is_skipped = guard is not None and guard.skips(error)
+        if error is not None and not is_skipped:
             return isinstance(error, Exception) and self._loop.leave_step(error)
         try:
             if self._loop.given.keep_global_batch and (self._parts is None or self._parts.left):
@@ -388,12 +417,14 @@ class Step:
             if self._late:
                 late = {name: _plain(value) for name, value in self._late.items()}
                 self._write({**self._metrics, **late})
+            if is_skipped:
+                self._loop.skip_step()
             self._loop.end_step()
         except Exception as late_error:  # devices report their faults late
             if not self._loop.leave_step(late_error):
                 raise
             return True
-        return False
+        return is_skipped
 
     def _sampler(self, asked: str) -> StepSampler:
         sampler = self._loop.data.sampler

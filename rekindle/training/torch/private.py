@@ -37,6 +37,7 @@ _SCALE = frozenset(
 _LOADERS = ("torch", "torchdata")
 
 copy_all = torch._foreach_copy_  # one call for many tensors
+largest_of = functools.partial(torch._foreach_norm, ord=float("inf"))  # of each tensor
 quantized = torch._make_per_tensor_quantized_tensor
 quantized_by_channel = torch._make_per_channel_quantized_tensor
 
@@ -56,6 +57,11 @@ def before_fork() -> None:
 def coo_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
     """Return the indices and values of a sparse tensor, which may have an index several times."""
     return [tensor._indices(), tensor._values()]
+
+
+def batches_given(iterator: Any) -> int | None:
+    """Return how many batches the iterator of a DataLoader has given; None: it is another one."""
+    return getattr(iterator, "_num_yielded", None)
 
 
 def reset_group_count() -> None:
@@ -196,6 +202,11 @@ def broadcast_buffers(
 ) -> None:
     """Send buffers from rank `source` in DDP's own way, in messages of `size` bytes."""
     DistributedDataParallel._distributed_broadcast_coalesced(wrapper, buffers, size, source)
+
+
+def ignored_by_ddp(module: torch.nn.Module) -> set[str]:
+    """Return the names of the parameters and buffers that the script excludes from DDP."""
+    return set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
 
 
 def parameters_for_reducer(

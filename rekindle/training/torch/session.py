@@ -26,6 +26,7 @@ from rekindle.training.torch.arguments import Arguments
 from rekindle.training.torch.epochs import Block, Epochs
 from rekindle.training.torch.groups.ddp import DistributedDataParallel
 from rekindle.training.torch.groups.script_groups import given_to_init, timeout_of
+from rekindle.training.torch.guard import Guard
 from rekindle.training.torch.loop import Loop, Step
 
 T = TypeVar("T")
@@ -67,6 +68,8 @@ class Session:
         its first steps a job ends with a SessionError if such an object is not listed here.
     per_rank: as `extra`, for objects whose state differs between the ranks, such as an environment.
         A replaced rank gets its own state of them again, and that of another rank of all others.
+        The running statistics of BatchNorm need no declaration.
+    guard: skips steps whose update would damage the model, on all ranks. None: no step is skipped.
 
     rank, world_size: rank and size of the world of this generation. They may change between steps.
     slot, full_world: rank and size of the full world. They never change.
@@ -95,6 +98,7 @@ class Session:
         on_recovery: Callable[[Recovery], object] | None = None,
         ignore: Sequence[Any] = (),
         per_rank: Mapping[str, Any] | None = None,
+        guard: Guard | None = None,
     ) -> None:
         wrapper = model if isinstance(model, DistributedDataParallel) else None
         self._loop = Loop(
@@ -117,6 +121,7 @@ class Session:
                 ignore=ignore,
                 per_rank=per_rank or {},
                 wrapper=wrapper,
+                guard=guard,
             )
         )
         self._epochs = Epochs(self._loop)
@@ -201,7 +206,7 @@ class Session:
         total: epochs of the whole run, including those before a restart. Use `batches` in each.
         Raises SessionError: the Session has a sampler or loader of its own.
         """
-        return self._epochs.epochs(total, sys._getframe(1))
+        return self._epochs.epochs(total)
 
     def batches(self, loader: Iterable[T], *, numbered: bool = False) -> Iterator[Any]:
         """Yield the remaining batches of this epoch, in the order that the loader itself gives.
@@ -211,9 +216,8 @@ class Session:
         Raises SessionError: the loader's order cannot be the same in a new process, a batch has had
         no block, or the loop counts batches itself with enumerate().
         """
-        frame = sys._getframe(1)
-        _check_not_counted(frame)
-        return self._epochs.batches(loader, frame, numbered=numbered)
+        _check_not_counted(sys._getframe(1))
+        return self._epochs.batches(loader, numbered=numbered)
 
     def step(self) -> Block:
         """Return the block of the present batch: `with session.step() as step:`

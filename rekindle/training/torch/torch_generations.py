@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from rekindle import names
 from rekindle.console import say
-from rekindle.errors import SessionError
+from rekindle.errors import CheckpointError
 from rekindle.protocol.heartbeat_page import StateDigest
 from rekindle.protocol.rank import FormGeneration, GenerationEnded
 from rekindle.rank import environment as rank_environment
@@ -33,13 +33,18 @@ from rekindle.training.torch.groups.script_groups import (
     in_placeholder,
     leave_placeholder,
 )
+from rekindle.training.torch.single_ranks import check_shards, own_state_of, replicated
 from rekindle.training.torch.state.before_step import BeforeStep
 from rekindle.training.torch.state.capture import PARTS, Modes, capture
 from rekindle.training.torch.state.checkpoint import load_checkpoint
 from rekindle.training.torch.state.digests import ReplicaDigests
-from rekindle.training.torch.state.own_state import OwnState
+from rekindle.training.torch.state.own_state import OwnState, check_generators
+from rekindle.training.torch.state.script_variables import Variables
 from rekindle.training.torch.state.sharding import GivenValues, values_of
 from rekindle.training.torch.state.snapshot import load_snapshot
+from rekindle.training.torch.state.statistics import (
+    SharedStatistics,
+)
 from rekindle.training.torch.state.transfer import receive_state, send_state
 
 _BACKENDS = {"cuda": "nccl", "npu": "hccl"}  # by the type of the device; gloo for others
@@ -92,6 +97,7 @@ class TorchGenerations:
         progress: ProgressReporter,
         step: CurrentStep,
     ) -> None:
+        self._given = given
         self.model: torch.nn.Module = given.model
         self.slot, self.full_world = rank_environment.slot_of_world()
         self.rank = rank_environment.number("RANK")
@@ -109,12 +115,24 @@ class TorchGenerations:
         if not rank_environment.is_replacement():
             # Refuse now what a snapshot could not hold. A loader's state may start its workers.
             capture({name: each for name, each in everything.items() if name not in data.named})
-        self.own = self._own_state(given, alone, channel)
+        kept = (*given.objects(), *everything.values())
+        self.variables = Variables(kept, given.ignore)
+        self._lacks_variables = False  # this new process could not get them with a live state
+        self._statistics = given.statistics()
+        self.own = own_state_of(
+            given, self._statistics, self.variables, channel=channel, place=self.place
+        )
         if self.own is None:
             self.named = everything  # no other rank gives or takes this state
         self.values = values_of(self.named, data.sampler, seed=given.seed, ranks=self.full_world)
+        others = replicated(given, self.named, self._statistics, self.place)
         self.digests = ReplicaDigests(
-            given.model, given.optimizer, self.named, given.extra, self.place, progress.page
+            given.model,
+            given.optimizer,
+            {**self.named, **others},
+            others,
+            self.place,
+            progress.page,
         )
         self.group = Group()
         before = BeforeStep(
@@ -127,77 +145,55 @@ class TorchGenerations:
         self.repairs = Repairs(self.device, before, step)
         together = self.place.shard is not None or self.device.type == "npu"
         self.updates = Updates(progress.page, self.repairs, self.group, together=together)
+        self.updates.guard = given.guard
         self.checkpoint_every = 0  # the same on all ranks of a generation
-        if channel is not None:
+        if channel is not None or given.guard is not None:
             self.updates.watch(everything)
+        if channel is not None:
             self.groups.guard()
-        self._given = given
+            if self.full_world > 1 and self.place.shard is None:
+                self.updates.statistics = SharedStatistics(self._statistics.shared)
         self._keeps_gradients = _has_gradients(self.named["optimizer"])
         self._ddp = given.ddp_options()
         self._backend = given.backend or _BACKENDS.get(self.device.type, "gloo")
-        self._data = data
-        self._channel = channel
-        self._state = state
-        self._progress = progress
-        self._step = step
+        self._data, self._channel = data, channel
+        self._state, self._progress, self._step = state, progress, step
         self._present: tuple[StateDigest, ...] = ()  # of the state after the last generation
         self._compared: dict[str, int] = {}
 
     @property
     def kept(self) -> dict[str, Any]:
         """The objects of a snapshot: those of `named`, and the parts of all ranks."""
+        has_parts = self.own is not None and self.own.parts.rows is not None
+        return self._loadable if has_parts else self.named
+
+    @property
+    def _loadable(self) -> dict[str, Any]:
         return self.named if self.own is None else {**self.named, PARTS: self.own.parts}
 
-    def _own_state(
-        self, given: Arguments, alone: Mapping[str, Any], channel: Channel | None
-    ) -> OwnState | None:
-        """Return the state that this rank shares with no other; None: there is none.
-
-        A rank with a shard of its own, or without peers, keeps all its state in its own snapshots.
-        Raises SessionError: the world may shrink, so a rank may have no copy of its own state.
-        """
-        if channel is None or self.full_world == 1 or not alone:
-            return None
-        what = ", ".join(alone)
-        if rank_environment.number(names.ENV_SHRINKS) == 1:
-            raise SessionError(
-                f"per_rank: the world may shrink (--nnodes MIN:MAX), and a node that joins has no "
-                f"copy of {what}; give a fixed --nnodes, or keep them in extra"
-            )
-        if self.place.shard is not None:
-            return None
-        if self.slot == 0 and rank_environment.is_first_start():
-            say(
-                f"each rank has a state of its own: {what}. After the loss of a node, or a fault "
-                "after the last collective of a step, all ranks return to the newest snapshot"
-            )
-        return OwnState(alone, channel=channel, slot=self.slot, ranks=self.full_world)
-
-    def _check_shards(self) -> None:
-        """Raise SessionError: ranks with the same shard would take each other's `per_rank`."""
-        place = self.place
-        if self._given.per_rank and place.shard is not None and place.shards < self.world_size:
-            raise SessionError(
-                f"per_rank: {', '.join(self._given.per_rank)} of a rank would come from another "
-                "rank with the same shard; give each rank a shard of its own, or keep them in extra"
-            )
-
-    def complete(self, schedule: SnapshotSchedule, *, last: bool, leaves: bool) -> bool:
+    def complete(
+        self, schedule: SnapshotSchedule, *, last: bool, leaves: bool, alone: bool
+    ) -> bool:
         """Collect the states of single ranks for a due snapshot; False: it would lack them.
 
-        last, leaves: the script ends its loop; other ranks may still be in theirs.
+        last, leaves: the script ends its loop; other ranks may still be in theirs. alone: other
+        ranks may have passed this place.
         """
-        if self.own is None:
+        own = self.own
+        if own is None or not (own.of_steps or self._data.epochs.is_used):
             return True
         state = StateId(self._state.finished, self._state.generation)
-        if not self.own.has_parts(state) and schedule.is_due(
+        if not own.has_parts(state) and schedule.is_due(
             state.step, self.checkpoint_every, last=last
         ):
             if leaves:
-                self.own.exchange(state, reads=self.place.writes)
-            else:
-                self.own.gather(state)
-        return self.own.has_parts(state)
+                own.exchange(state, reads=self.place.writes)
+            elif not alone:
+                own.gather(state)
+        if last and not own.of_steps and not own.has_parts(state):
+            own.parts.rows = None  # the last snapshot must exist; only a later run has epochs
+            return True
+        return own.has_parts(state)
 
     def arrival(self) -> Arrival:
         """Return the values that torch adds to `Arrived`."""
@@ -210,12 +206,28 @@ class TorchGenerations:
             items=self.digests.items,
             digests=self._present,
             tensors=self._compared,
-            own=self.own.states() if self.own is not None else None,
+            own=self._own_copies(),
         )
+
+    def _own_copies(self) -> tuple[StateId, ...] | None:
+        """Return the states whose part of this rank is in the memory of its agent; None: no part.
+
+        A process that is in its loop has its variables.
+        """
+        if self.own is None or self.own.of_steps:
+            return self.own.states() if self.own is not None else None
+        if not self.variables.is_new or not rank_environment.is_replacement():
+            return None
+        states = () if self._lacks_variables else self.own.states()
+        if states:
+            newest = max(states, key=lambda state: (state.generation, state.step))
+            self.own.took(newest, copied=True)
+        return states if self._lacks_variables or self.variables.has_values else None
 
     def begin_step(self) -> None:
         """Record whether the script keeps its gradients' memory from step to step."""
         self.updates.gradients.begin_step()
+        self.updates.statistics.begin_step()
         self._keeps_gradients = _has_gradients(self.named["optimizer"])
 
     def recover(self) -> None:
@@ -259,10 +271,12 @@ class TorchGenerations:
             device_id=self.device if self.device.type in _BACKENDS else None,
             make_more=self.groups.make,
         )
-        self._check_shards()
+        check_shards(self._given, self._statistics, self.place, self.world_size)
         plan = form.plan[self.slot]
         self._take(plan, form)
         self.repairs.took_state(self._state.finished)
+        if plan.source is StateSource.FRESH and self.place.shard is None:
+            check_generators(self._given.extra, self.named)
         if plan.sends_to:
             # What a rank has loaded includes the parts of all ranks.
             trained = plan.source in (StateSource.SELF, StateSource.FRESH)
@@ -310,16 +324,48 @@ class TorchGenerations:
                 plan,
                 state,
                 place=self.place,
-                named=self.kept,
+                named=self._loadable,
                 channel=self._channel,
                 fresh=self._given.model if self._ddp is not None else None,
             )
             self.groups.loaded(plan.source)
             if self.own is not None and plan.source is not StateSource.FRESH:
-                self.own.took(state, copied=plan.source is StateSource.PEER)
+                copied = plan.source is StateSource.PEER
+                if self.own.of_steps:
+                    self.own.took(state, copied=copied)
+                else:
+                    self._take_variables(self.own, state, copied=copied)
             if former is not None:
                 self._compare(former, form)
         self._state.hold(state)
+
+    def _take_variables(self, own: OwnState, state: StateId, *, copied: bool) -> None:
+        """Take the variables of the script's loops, in a new process.
+
+        Raises CheckpointError: the former process of this rank ended at another place than the
+        peers have reached, or with its node. Then all ranks return to a snapshot.
+        """
+        position, loaded = self._data.epochs, own.parts.loaded
+        own.parts.loaded = False
+        if not self.variables.is_new or not position.is_used:
+            return
+        self.variables.load_state_dict({})
+        if (loaded and own.parts.rows is not None) or (copied and state in own.states()):
+            own.parts.loaded = loaded
+            own.took(state, copied=copied)
+        just_left = position.has_just_left(self.variables.place) and not self.variables.lasts
+        if just_left or (position.leads_to(None) and not self.variables.has_values):
+            self.variables.load_state_dict({})  # the code sets them again
+            return
+        if position.leads_to(self.variables.place):
+            return
+        if not copied:
+            say(f"rank {self.slot}: the state has no variables of the script; they begin again")
+            return
+        self._lacks_variables = True
+        raise CheckpointError(
+            f"the former process of rank {self.slot} ended where nobody knows its variables"
+        )
 
     def _compare(self, former: GivenValues, form: FormGeneration) -> None:
         """Report in one line each how the script's values differ from those of the state."""
@@ -331,10 +377,7 @@ class TorchGenerations:
 
     def _begin(self, *, wrap: bool) -> None:
         """Make the objects of one generation. wrap: whether to use DDP, if requested."""
-        self.repairs.before.look()
-        self.updates.gradients.reset()
-        parameters = (*self._given.model.parameters(), *_parameters_of(self.named["optimizer"]))
-        renew_gradients(parameters, keep=self._keeps_gradients)
+        self.begin_anew()
         if self._ddp is not None and wrap:
             existing = self.model if isinstance(self.model, DistributedDataParallel) else None
             self.model = wrap_ddp(self._given.model, existing=existing, **self._ddp)
@@ -349,6 +392,13 @@ class TorchGenerations:
         self.digests.begin(self.place, self.world_size)
         self.updates.open = True
         self.groups.open = self._channel is not None
+
+    def begin_anew(self) -> None:
+        """Forget what a broken or skipped step has left: its gradients, and the copies of state."""
+        self.repairs.before.look()
+        self.updates.gradients.reset()
+        parameters = (*self._given.model.parameters(), *_parameters_of(self.named["optimizer"]))
+        renew_gradients(parameters, keep=self._keeps_gradients)
 
     def close(self) -> None:
         """Note that the script leaves its Session."""

@@ -61,6 +61,15 @@ def test_a_rank_is_killed(place: tuple[str, int], tmp_path: Path) -> None:
     assert report.processes == {0: 1, 1: 2}
 
 
+def test_few_lines_change() -> None:
+    """A script with epochs needs at most ten changed lines."""
+    page = (ROOT / "docs" / "start" / "first-recovery.md").read_text()
+    [diff] = re.findall(r"^```diff\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    added, removed = (sum(line[:1] == sign for line in diff.splitlines()) for sign in "+-")
+    assert removed <= added <= 10
+    assert f"a scheduler: {added} lines" in page
+
+
 def test_the_script_before_the_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """torchrun runs the script that the page changes. Both scripts print the same epochs."""
     page = (ROOT / "docs" / "start" / "first-recovery.md").read_text()

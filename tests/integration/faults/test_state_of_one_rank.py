@@ -10,6 +10,8 @@ from training_jobs import own_state
 from training_jobs.injection import Fault
 from training_jobs.job import Job
 
+from rekindle.names import SPARE
+from rekindle.protocol.http_views import Drain
 from rekindle.recovery.journal import journal
 
 EVERY = 4
@@ -72,6 +74,23 @@ def test_a_lost_node_returns_all_ranks_to_the_newest_snapshot(job: Callable[...,
     assert trained(run, ranks=4) == whole
     formed = run.events_of(journal.Formed)[-1]
     assert formed.step in (4, 8), run.story()
+
+
+def test_a_node_moves_with_the_state_of_its_ranks(job: Callable[..., Job]) -> None:
+    """The spare fetches what the ranks of the node share with no other, and no step is lost."""
+    settings = {**SETTINGS, "nodes": 2, "processes": 4}
+    whole = trained(job(**settings), ranks=4)
+    run = job(Fault(0, "forward", 10, do="pause"), Fault(0, "forward", 15, do="pause"), **settings)
+    run.bring(SPARE)
+    for number, node in enumerate((1, 0)):
+        run.wait_fault(number)
+        run.client().drain(Drain(node=node, by="test"))
+        run.wait(lambda: any(each.ready for each in run.status().moves), f"node {node} can move")
+        run.release(number)
+    assert trained(run, ranks=4) == whole
+    assert len(run.events_of(journal.Moved)) == 2, run.story()
+    assert [each.steps_lost for each in run.incidents()] == [0, 0], run.story()
+    assert not [each for each in run.events_of(journal.Formed) if "snapshot" in each.sources]
 
 
 def test_a_checkpoint_has_the_state_of_each_rank(job: Callable[..., Job]) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pty
 import re
+import select
 import shlex
 import signal
 import subprocess
@@ -54,6 +56,25 @@ def to_its_end(command: list[str], api: str) -> None:
     subprocess.run(command, env=env, cwd=ROOT, check=True, timeout=bound_s())
 
 
+def in_a_terminal(command: list[str], api: str) -> str:
+    """Run a command in a terminal, where Prefect may ask a question. Return its output."""
+    env = {**os.environ, **SETTINGS, "PREFECT_API_URL": api}
+    ours, theirs = pty.openpty()
+    asks = [word for word in command if word != "--no-prompt"]
+    ends: dict[str, Any] = {"stdin": theirs, "stdout": theirs, "stderr": theirs}
+    with subprocess.Popen(asks, env=env, cwd=ROOT, **ends) as running:
+        os.close(theirs)
+        output = b""
+        with contextlib.suppress(OSError):  # the command has closed its end
+            while select.select([ours], [], [], bound_s())[0]:
+                output += os.read(ours, 65_536)
+        os.close(ours)
+        if not output:
+            running.kill()
+        assert running.wait(bound_s()) == 0, output.decode()
+    return output.decode()
+
+
 class Deployed:
     """The deployments of `prefect.yaml` on a server, in their first state."""
 
@@ -81,13 +102,12 @@ class Deployed:
 def deployed(prefect_api: str) -> Iterator[Deployed]:
     """Return the deployments after the documented commands, except the one that starts a worker."""
     for command in documented()[:-1]:
-        to_its_end(command, prefect_api)
+        if "deploy" in command:
+            assert "Would you like" not in in_a_terminal(command, prefect_api)
+        else:
+            to_its_end(command, prefect_api)
     with SyncPrefectClient(prefect_api) as client:
-        deployed = Deployed(prefect_api, client)
-        night = deployed.found["retrain/nightly"]
-        # Otherwise a test at two o'clock would have an additional night.
-        client.update_deployment_schedule(night.id, night.schedules[0].id, active=False)
-        yield deployed
+        yield Deployed(prefect_api, client)
 
 
 @contextlib.contextmanager
@@ -158,9 +178,10 @@ def test_pool_queue_and_schedule(deployed: Deployed) -> None:
     planned = {name: found.schedules for name, found in deployed.found.items()}
     (night,) = planned.pop("retrain/nightly")
     assert night.schedule == CronSchedule(cron="0 2 * * *", timezone="UTC")
-    assert night.active
+    assert not night.active
     (check,) = planned.pop("check-nodes/check-nodes")
     assert check.schedule == CronSchedule(cron="30 1 * * *", timezone="UTC")
+    assert not check.active
     assert not any(planned.values())
     assert deployed.found["retrain/nightly"].global_concurrency_limit is None
 

@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import os
 import signal
+import socket
 import sys
 from collections.abc import Iterator
 
@@ -15,9 +16,11 @@ import pytest
 from flow_jobs import TrainingRun, kill_tree
 from prefect_side import ending_jobs, process, serve
 
+from rekindle import names
 from rekindle.recovery.journal.journal import (
     Checkpointed,
     Ended,
+    FaultSeen,
     FinalCheckpoint,
     Formed,
     JobStarted,
@@ -80,12 +83,14 @@ def a_job_of_which_nothing_is_left_resumes_from_its_checkpoint(job: TrainingRun)
         kill_tree(job.newest(NodeJoined).pid)
     job.until_training()
     assert job.newest(Formed).step >= written
+    assert "all agents of the job ended" in job.newest(FaultSeen).fault.message
 
 
 def cancelling_ends_a_job_that_has_lost_its_coordinator_too(job: TrainingRun) -> None:
     """A cancellation stops the ranks of a job without runner, flow and coordinator.
 
-    Another coordinator stops them.
+    Another coordinator stops them. The report of the run names the newest checkpoint, with its
+    machine.
     """
     run, flow = job.run, job.run.process()
     psutil.Process(job.runner.pid).kill()
@@ -103,6 +108,18 @@ def cancelling_ends_a_job_that_has_lost_its_coordinator_too(job: TrainingRun) ->
         run.until(lambda: run.count(Ended) == ends + 1, "the job has ended")
     assert job.newest(Ended).outcome == "stopped"
     run.until(lambda: not psutil.pid_exists(rank), "its rank has ended")
+    report = run.directory.path / names.REPORT_FILE
+    newest = f"`{socket.gethostname()}:{job.newest(Checkpointed).path}`"
+    # The cancellation of the first attempt has written a report, too.
+    run.until(lambda: report.exists() and newest in report.read_text(), "there is a report")
+    assert f"Job {run.job_id} stopped after" in report.read_text()
+
+    def is_shown() -> bool:
+        with contextlib.suppress(ValueError):  # Prefect has none yet
+            return newest in str(run.artifact("report").data)
+        return False
+
+    run.until(is_shown, "Prefect has the report")
 
 
 ACTS = [

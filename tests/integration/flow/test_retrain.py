@@ -285,7 +285,7 @@ def test_a_night_in_an_object_store_whose_flow_is_killed(
 
     The runner is stopped and does not see the end. No output shows the store's key.
     """
-    assert len(nights.client.read_automations()) == 2
+    assert len(nights.client.read_automations()) == 4
     with rclone(tmp_path_factory.mktemp("s3")) as server:
         # In a separate process, as in test_saved.py.
         subprocess.run(

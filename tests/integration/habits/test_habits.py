@@ -23,6 +23,7 @@ from waiting import run_command
 TRIALS = int(os.environ.get("HABIT_TRIALS", "10"))
 QUICK = (
     "epochs_shuffle",
+    "running_loss",
     "ddp",
     "torchrun_lines",
     "grad_scaler_clipping",

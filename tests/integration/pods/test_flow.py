@@ -223,11 +223,12 @@ def test_cancelled_while_the_image_is_fetched(
 HOOK = """
 import sys
 from prefect.client.orchestration import get_client
+from prefect.states import Cancelling
 from rekindle.flows.train import train
 from rekindle.tasks.hooks.cancellation import stop_job
 with get_client(sync_client=True) as client:
     run = client.read_flow_run(sys.argv[1])
-stop_job(train, run, run.state)
+stop_job(train, run, Cancelling())
 """
 
 

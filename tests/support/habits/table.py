@@ -57,7 +57,15 @@ HABITS = (
     Habit(
         "batchnorm",
         "BatchNorm",
-        "nothing for the parameters; its statistics: [BatchNorm](#batchnorm)",
+        "nothing: [BatchNorm](#batchnorm)",
+    ),
+    Habit(
+        "batchnorm_apart",
+        "BatchNorm with other statistics on each rank (`broadcast_buffers=False`, no `ddp`)",
+        "nothing: [BatchNorm](#batchnorm); tried with `--snapshot-every 1`",
+        Outcome.REPEATS,
+        options=("--snapshot-every", "1"),
+        repeats=1,
     ),
     Habit(
         "seeded_by_rank",
@@ -148,7 +156,15 @@ HABITS = (
         "`torch.compile`",
         "`Session(model=torch.compile(model), ddp=True)`: [torch.compile](#torchcompile)",
     ),
-    Habit("frozen", "frozen weights, LoRA", ""),
+    Habit("frozen", "frozen weights", ""),
+    Habit(
+        "lora", "LoRA, with a base that one rank loads", "`ddp=True` sends the weights of rank 0"
+    ),
+    Habit(
+        "guarded",
+        "batches with NaN, spikes of the loss",
+        "`guard=Guard(spike=8.0)`: [Bad batches](session.md#bad-batches)",
+    ),
     Habit(
         "fsdp",
         "FSDP2 (`fully_shard`)",
@@ -244,6 +260,22 @@ HABITS = (
         "epochs_shuffle",
         "`shuffle=True`, a `GradScaler`, a scheduler after each batch, in epochs",
         '`session.epochs`, `extra={"scaler": scaler}`',
+    ),
+    Habit(
+        "running_loss",
+        "a sum of losses in a variable, printed at the end of an epoch; the best epoch",
+        "nothing with `session.epochs`: [variables](session.md#variables-of-a-loop-over-epochs)",
+        Outcome.REPEATS,
+        options=("--snapshot-every", "1"),
+        repeats=1,
+    ),
+    Habit(
+        "trainer_class",
+        "a class that trains, with meters, counters, arrays and lists, in epochs",
+        "nothing with `session.epochs`: [variables](session.md#variables-of-a-loop-over-epochs)",
+        Outcome.REPEATS,
+        options=("--snapshot-every", "1"),
+        repeats=1,
     ),
     Habit("curriculum", "a loss that changes with the step's number", ""),
     Habit(
@@ -365,6 +397,14 @@ HABITS = (
         "give all ranks the same number of batches, as `DistributedSampler` does",
         Outcome.REFUSED,
         text="join() is for ranks with different numbers of batches",
+        repeats=-1,
+    ),
+    Habit(
+        "seeded_in_extra",
+        "a generator that each rank seeds with its number, in `extra=`",
+        "`per_rank=`: [State of one rank](session.md#state-of-one-rank)",
+        Outcome.REFUSED,
+        text="give per_rank={'generator': ...} instead",
         repeats=-1,
     ),
     Habit(

@@ -83,8 +83,9 @@ class Driver:
             min_nodes=least,
             **settings,
         )
+        self._tables = functools.partial(tables, None, spec.policy.dialect)
         self.machine = Machine(
-            spec, tables, attempt=attempt, earlier=JobHistory(generation=generation)
+            spec, self._tables, attempt=attempt, earlier=JobHistory(generation=generation)
         )
         self.now = 1000.0
         self.commands: list[Command] = []
@@ -127,7 +128,7 @@ class Driver:
         old, events = self.machine, self.history
         before, left = earlier(events), inheritance(events, old.job.attempt)
         check_inherited(old, before, left)
-        self.machine = Machine(old.job.spec, tables, attempt=old.job.attempt, earlier=before)
+        self.machine = Machine(old.job.spec, self._tables, attempt=old.job.attempt, earlier=before)
         self.nodes, self.timers, self.stores, self.unstarted = {}, {}, [], []
         self._checks.forget_arrivals()
         self.machine.takeover.start(left)

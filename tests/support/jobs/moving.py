@@ -35,12 +35,12 @@ class Moving(Driver):
         self.machine.on_message(self.spare, received, self.now)
         self.collect()
 
-    def prepare(self, node: int = 1) -> None:
+    def prepare(self, node: int = 1, **arrived: Any) -> None:
         """Let the spare start the ranks of the node, which arrive at their Session."""
         for rank in self.of(node):
             self.tell(p.Spawned(ranks=(p.LiveRank(rank=rank, pid=900 + rank),), generation=2))
         for rank in self.of(node):
-            self.tell(p.Arrived(rank=rank, generation=0))
+            self.tell(p.Arrived(rank=rank, generation=0, **arrived))
 
     def of(self, node: int) -> list[int]:
         return [rank for rank in self.ranks if self.node_of(rank) == node]
@@ -50,14 +50,14 @@ class Moving(Driver):
         self.leave(finished)
         self.arrive(self.ranks, finished)
 
-    def take_place(self, node: int = 1) -> None:
+    def take_place(self, node: int = 1, **arrived: Any) -> None:
         """Let the spare say hello as the node, with its live ranks."""
         self._checks.gone(self.of(node))
         live = tuple(p.LiveRank(rank=r, pid=900 + r, training=True) for r in self.of(node))
         self.hello_again(self.spare, node, spare=True, ranks=live, host="new")
         self.pids |= {rank: 900 + rank for rank in self.of(node)}
         for rank in self.of(node):
-            self.arrive([rank], generation=0, state_generation=0)
+            self.arrive([rank], generation=0, state_generation=0, **arrived)
 
     def leave(self, finished: int = 1) -> None:
         """Let the first rank pause. The others are still in their step."""

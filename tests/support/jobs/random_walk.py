@@ -361,6 +361,7 @@ class RandomWalk:
                 lambda: p.ProfilingSwitchRead(switch=Switch()),
                 lambda: p.StepTimings(steps={}),
                 lambda: p.Paused(rank=rank, generation=generation, finished=step),
+                lambda: p.StepLeftOut(**made, rank=rank, reason="a gradient is not finite"),
                 lambda: p.StoreUp(serial=machine.job.store.serial, port=chance.choice((0, 29500))),
             )
         )()

@@ -126,7 +126,15 @@ NOTES: dict[str, list[str]] = {
         "The command creates nothing in the cluster. [Kubernetes](../deploy/kubernetes.md) "
         "describes the requirements.",
     ],
-    "rekindle kubernetes trace": ["Without `--on` and `--off` it prints the kinds that are on."],
+    "rekindle kubernetes trace": [
+        "Without `--on` and `--off` it prints the kinds that are on. With `--follow` it then "
+        "prints a line for each change."
+    ],
+    "rekindle kubernetes signals": [
+        "Each line is one answer of ClusterD, as JSON. `faults` has the present faults of the "
+        "job's nodes, and with `--follow` each change. `recovery` has each order to the starter "
+        "of the job's processes."
+    ],
     "rekindle diagnose": ["[Profiling](../operate/profiling.md) explains the output."],
     "rekindle npu-check": ["Each line has a requirement, its state, and the finding."],
     "rekindle status": [

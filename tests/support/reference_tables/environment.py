@@ -56,8 +56,8 @@ _RULES = table(
         ),
         (
             "Nodes join from other machines",
-            "They get `MA_FAILOVER_...` and `REKINDLE_PROFILING_...` from the first `rekindle "
-            "run`, and all other variables from their own machine.",
+            "They get `REKINDLE_PROFILING_...` from the first `rekindle run`, and all other "
+            "variables from their own machine. Pods get the whole `environment` of their job.",
         ),
     ],
 )

@@ -87,11 +87,11 @@ _USER: dict[str, Row] = {
     ),
     "MA_FAILOVER_TERMINATION_GRACE_PERIOD_SECONDS": (
         "user (ModelArts)",
-        "agents, coordinator",
+        "flows with Kubernetes, from the job's `environment`",
         "seconds",
         "`-1`: 10 s",
-        "Time between SIGTERM and SIGKILL for ranks when a node or the whole job is rescheduled. A "
-        "whole number of 1 or more, or -1.",
+        "Wait for an old pod after its grace period; then it is removed by force. A whole number "
+        "of 1 or more, or -1.",
     ),
     "KUBECONFIG": (
         "user",
@@ -128,6 +128,20 @@ _USER: dict[str, Row] = {
         "",
         "none",
         "The same, on a machine with Ascend NPUs.",
+    ),
+    "ASCEND_HOME_PATH": (
+        "CANN's `set_env.sh`",
+        "`rekindle npu-check`",
+        "",
+        "none",
+        "Folder of CANN, for its version.",
+    ),
+    "ASCEND_TOOLKIT_HOME": (
+        "CANN's `set_env.sh`",
+        "`rekindle npu-check`",
+        "",
+        "none",
+        "The same, of another version of CANN.",
     ),
     "MINDIO_FOR_MINDSPORE": (
         "user",

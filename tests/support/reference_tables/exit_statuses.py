@@ -144,6 +144,9 @@ _OWN: dict[str, list[tuple[str, str]]] = {
         (_WRONG, "The job file is not valid."),
     ],
     "rekindle kubernetes trace": [(_FAILED, "The cluster or ClusterD does not answer or refuses.")],
+    "rekindle kubernetes signals": [
+        (_FAILED, "The cluster or ClusterD does not answer or refuses.")
+    ],
     "rekindle diagnose": [
         ("0", "The records are printed, also if a rank is slow."),
         (

@@ -70,6 +70,11 @@ _JOB = [
         "The number of the last event of the journal that the flow has reported to Prefect. A "
         "rerun continues after it.",
     ),
+    (
+        names.DEVICES_FILE,
+        "flow",
+        "Names of the devices of this machine that the agents of the job hold, one on each line.",
+    ),
     (names.PODS_FILE, "flow", "The settings of the pods of a job in Kubernetes."),
     (
         names.CLUSTER_FILE,
@@ -208,6 +213,11 @@ _HOME = [
         "it; `rekindle nodes` prints it.",
     ),
     (f"{names.HOSTS_DIRECTORY}/NAME", "launcher", "Lock of a simulated host."),
+    (
+        f"{names.DEVICES_DIRECTORY}/NAME",
+        "launcher",
+        "Lock of a device that a job of a flow holds, and the id of the job.",
+    ),
     (
         f"{names.HOSTS_DIRECTORY}/NAME{names.CONDITION_SUFFIX}",
         "user",

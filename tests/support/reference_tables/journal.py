@@ -68,11 +68,16 @@ EVENTS = {
     "ranks-differ": "Ranks hold different values of an object outside of the parameters and the "
     "optimizer's state. Recorded once for each object; training continues.",
     "ranks-started": "An agent started processes of ranks.",
+    "reset-skipped": "A rank has started without the reset of its device, because the agent could "
+    "not try it.",
     "restored": "Every rank of the generation has its state.",
     "health-event": "A monitor or a person reported a health event.",
     "slow-over": "A rank, node or link is no longer slow, without any action.",
     "slowed": "A rank, node or link has become slow.",
     "spare-lost": "The agent of a spare node is gone.",
+    "step-skipped": "All ranks skipped a step, because its update would have damaged the model "
+    "(`Session(guard=...)`); training continues. It is an incident of its own, of kind "
+    "`skipped-step`.",
     "stopping": "The coordinator ends the ranks permanently. A later event of this type replaces "
     "its "
     "outcome.",
@@ -179,7 +184,8 @@ PARTS = {
         "device": "Number of the device on its node; -1: none.",
         "code": "Fault code, as in the fault tables.",
         "user_caused": "Whether the script or its input caused it.",
-        "reset_helps": "Whether a reset of the device may help.",
+        "reset_helps": "Whether the device can heal: a reset may help, or a restart alone.",
+        "restart_heals": "Whether the end of the processes on the device is enough.",
         "reset_failed": "Whether a reset of the device has failed.",
         "counts": "Whether recovery uses up a budget of the policy.",
     },
@@ -196,6 +202,7 @@ PARTS = {
         "host": "Name of the host; empty: unknown.",
         "address": "Address of the pod; empty: unknown.",
         "run": "Restarts of the pod's container.",
+        "exit_code": "Exit status of the pod's container.",
     },
     NodeVerdict: {
         "node": "Node rank.",
@@ -304,6 +311,7 @@ _QUESTIONS = (
     ),
     ("Was a host excluded?", "`isolated`"),
     ("Did ranks hold different states?", "`fault` of kind `replicas`, `ranks-differ`"),
+    ("Was a step skipped?", "`step-skipped`"),
     ("Was a node lost, and replaced?", "`fault` of kind `node-lost`, `node-wanted`, `node-joined`"),
     ("Which steps and losses?", "not in the journal: `metrics/rank<r>.jsonl`"),
 )

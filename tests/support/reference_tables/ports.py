@@ -121,7 +121,7 @@ _PEERS = [
         "if the endpoint is https; `verify=` sets how the certificate is checked",
         "yes: signed requests (SigV4)",
     ),
-    ("ClusterD", "`rekindle kubernetes trace`", "gRPC", code(ADDRESS), _NONE, _NONE),
+    ("ClusterD", "`rekindle kubernetes trace`, `signals`", "gRPC", code(ADDRESS), _NONE, _NONE),
 ]
 
 # Cases for ports that a user sets, and for the secret.

@@ -82,9 +82,10 @@ _RULES = [
         "([flow.md](../deploy/flow.md#one-job-one-id)). Reruns keep it.",
     ),
     (
-        "`script`, `module`",
-        "Exactly one is necessary. With both or neither, the job is refused (`give a script or a "
-        "module; both are given`).",
+        "`script`, `module`, `program`",
+        "Exactly one is necessary. With more or none, the job is refused (`give a script, a module "
+        "or a program; script and module are given`). "
+        "[What works for a program](../train/scripts.md#a-program-with-its-own-launcher).",
     ),
     (
         "`min_nodes`",

@@ -56,6 +56,8 @@ _RANKS = {
 
 _RUNS = {
     "Running": "`RUNNING`. The ranks start, or train.",
+    "Waiting": "`RUNNING`. Before the launch of its job, the run waits for a store, a cluster or "
+    "Prefect, which does not answer. The message of the state names it.",
     "Recovering": "`RUNNING`. Broken ranks are being replaced or repaired; the others wait.",
     "Restarting": "`RUNNING`. All ranks restart on their nodes.",
     "Hung": "`RUNNING`. The job made no progress, and recovers without a new placement: a rank or "
@@ -63,9 +65,13 @@ _RUNS = {
     "Rescheduling": "`RUNNING`: the job or a node gets a new place. `SCHEDULED`: Prefect will run "
     "this flow run again.",
     "Shrunk": "`RUNNING`. Training continues without some nodes, until others come in their place.",
+    "AwaitingDevices": "`RUNNING`. The job has not begun: another job holds a device of the "
+    "machine. The message names both.",
     "AwaitingApproval": "`PAUSED`. The ranks wait: a person has to approve a strategy in the form "
     "of the flow run, within `approval_timeout_s` (one day).",
     "Stopping": "`RUNNING`. The ranks end, and nodes write the final checkpoint.",
+    "CompletedWithoutCheckpoint": "`COMPLETED`. The job has finished training, but could not write "
+    "its last checkpoint, and `checkpoint.required` is false.",
 }
 
 # The states that Prefect defines.

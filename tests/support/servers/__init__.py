@@ -21,7 +21,7 @@ def serving(answer: Answer) -> Iterator[int]:
         def do_GET(self) -> None:
             answer(self)
 
-        do_POST = do_GET
+        do_POST = do_PUT = do_DELETE = do_GET
 
         def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  its name there
             pass

@@ -9,7 +9,7 @@ from training_jobs import BATCH, LENGTH
 from training_jobs.job import Job
 from training_jobs.record import Record
 
-_TRAINED = ("digest", "position", "rate", "updates")
+_TRAINED = ("digest", "buffers", "position", "rate", "updates")
 
 
 def assert_same_training(

@@ -1,7 +1,8 @@
 """A script with epochs, in which ranks die at named places.
 
-DEATHS: the places, `RANK PLACE` by comma; a rank dies at each of them once. Arguments: the epochs,
-and the step before which all ranks raise an error.
+DEATHS: the places, `RANK PLACE` by comma; a rank dies at each of them once. VARIED: each rank has
+another seed, and all ranks also evaluate between two batches. Arguments: the epochs, and the step
+before which all ranks raise an error.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from rekindle.training.torch import Session
 
 DEATHS = "EPOCHS_DEATHS"
+VARIED = "EPOCHS_VARIED"
 EPOCHS, BATCHES, BATCH = 3, 4, 4
 RANK = int(os.environ.get("RANK", "0"))
 
@@ -34,21 +36,22 @@ def at(place: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def evaluate(model: torch.nn.Module, inputs: torch.Tensor, epoch: int) -> float:
-    """Return a value that all ranks compute together."""
-    at(f"evaluate {epoch}")
+def evaluate(model: torch.nn.Module, inputs: torch.Tensor, when: int | str) -> float:
+    """Return a value that all ranks compute together. when: an epoch, or another name of a time."""
+    at(f"evaluate {when}")
     model.eval()
     with torch.no_grad():
         total = model(inputs).square().sum()
     torch.distributed.all_reduce(total)
-    at(f"evaluated {epoch}")
+    at(f"evaluated {when}")
     model.train()
     return float(total)
 
 
 def main(epochs: int, last: int = -1) -> None:
     """Train, and write the values of each epoch."""
-    torch.manual_seed(1)
+    varied = VARIED in os.environ
+    torch.manual_seed(1 + RANK * varied)
     random.seed(1)
     inputs = torch.randn(BATCHES * BATCH, 4)
     data = TensorDataset(inputs, inputs.sum(1, keepdim=True))
@@ -83,6 +86,8 @@ def main(epochs: int, last: int = -1) -> None:
                     optimizer.step()
                     total += loss.item() * (1 + RANK)
                 at(f"after {number}")
+                if varied and number % 3 == 1:
+                    total += session.run(evaluate, session.model, inputs, f"between {number}")
             at(f"closing {epoch}")
             scheduler.step()
             session.run(evaluate, session.model, inputs, epoch)

@@ -1,7 +1,8 @@
-"""A small run whose ranks have state of their own, which the script declares in `per_rank`.
+"""A small run whose ranks have state of their own.
 
-These are the statistics of BatchNorm, in the model and in a module of each rank, generators that
-each rank seeds with its number, and an environment, which also moves after the update.
+The Session recognizes the statistics of BatchNorm. The script declares in `per_rank` a module that
+sees the batches of one rank, generators that each rank seeds with its number, and an environment,
+which also moves after the update.
 """
 
 from __future__ import annotations
@@ -50,7 +51,6 @@ class Run:
         self.environment = Environment()
         self.environment.value = 0.2 + 0.1 * self.rank
         self.alone: dict[str, Any] = {
-            "statistics": nn.ModuleList([self.network[2], self.network[5]]),
             "noise": self.noise,
             "scale": self.scale,
             "observer": self.observer,
@@ -64,7 +64,7 @@ class Run:
             sampler=StepSampler(LENGTH, BATCH, seed=3),
             per_rank=self.alone,
             seed=11,
-            ddp={"broadcast_buffers": False},
+            ddp={"forward_sync_buffers": False},
             transient=(HiccupError,),
         )
         self.faults.watch(session._loop.member)

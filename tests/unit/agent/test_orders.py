@@ -28,21 +28,22 @@ SUSPICIONS = ((1, 7),)
 
 
 @pytest.mark.parametrize(
-    ("shard", "shards", "suspicions", "expected"),
+    ("shard", "shards", "suspicions", "former", "expected"),
     [
-        (None, 1, (), []),
-        (None, 1, SUSPICIONS, ["formed"]),
-        (0, 1, (), ["break off"]),
-        (0, 2, (), ["formed", "break off"]),
+        (None, 1, (), None, []),
+        (None, 1, SUSPICIONS, None, ["formed"]),
+        (None, 1, (), p.ReplicaAddress(host="there", port=1), ["break off"]),
+        (0, 1, (), None, ["break off"]),
+        (0, 2, (), None, ["formed", "break off"]),
     ],
-    ids=["the whole state", "a suspicion", "one shard", "two shards"],
+    ids=["the whole state", "a suspicion", "a moved node", "one shard", "two shards"],
 )
 def test_a_generation_concerns_shards_and_suspicious_snapshots(
-    shard: int | None, shards: int, suspicions: Any, expected: list[str]
+    shard: int | None, shards: int, suspicions: Any, former: Any, expected: list[str]
 ) -> None:
     """A new generation affects the snapshots if there are several shards or suspicious snapshots.
 
-    Its end affects only shards, because only shards have replicas.
+    Its end affects only shards, and nodes that have moved: only they have transfers.
     """
     calls: list[str] = []
     snapshots: Any = SimpleNamespace(
@@ -51,6 +52,7 @@ def test_a_generation_concerns_shards_and_suspicious_snapshots(
         commit=print,
         formed=lambda form: calls.append("formed"),
         break_off=lambda: calls.append("break off"),
+        own=SimpleNamespace(former=None),
     )
     ranks = RankSupervisor(spec_of(nodes=1, processes=1), snapshots, print, {}, NodeState(1))
     nobody: Any = None
@@ -63,6 +65,7 @@ def test_a_generation_concerns_shards_and_suspicious_snapshots(
         step=0,
         shards=shards,
         suspicions=suspicions,
+        former=former,
         ranks={0: 0},
         plan={},
     )

@@ -11,6 +11,7 @@ import pytest
 from pydantic import ValidationError
 from torch.distributed.run import get_args_parser
 
+from rekindle.blocks.forms import read
 from rekindle.blocks.job import FLOW_RUN_FIELDS, TrainingJob, fill_in_job_id
 from rekindle.blocks.job_fields import CheckpointDirectory
 from rekindle.checkpoints.retention import Retention
@@ -26,11 +27,26 @@ def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REKINDLE_HOME", str(tmp_path))
 
 
+def test_any_program_may_be_the_entry() -> None:
+    """The job of document 000 starts a shell script; pods and this machine get the same entry."""
+    line = ["scripts/train_start.sh", "/job/code", "/job/output", "pretrain_gpt.py"]
+    job = TrainingJob(
+        program="bash",
+        arguments=line,
+        working_directory="/job",
+        kubernetes={"image": "i"},
+        checkpoint={"path": "s3://bucket/a"},
+    )
+    spec = job.to_spec("a")
+    assert (spec.entry, spec.target, spec.arguments) == (EntryKind.PROGRAM, "bash", tuple(line))
+
+
 @pytest.mark.parametrize(
     ("fields", "text"),
     [
-        ({}, "neither is given"),
-        ({"script": "a.py", "module": "a"}, "both are given"),
+        ({}, "none is given"),
+        ({"script": "a.py", "module": "a"}, "script and module are given"),
+        ({"program": "bash", "module": "a"}, "module and program are given"),
         ({"script": "a.py", "nodes": 0}, "greater than or equal to 1"),
         ({"script": "a.py", "processes_per_node": 0}, "greater than or equal to 1"),
         ({"script": "a.py", "snapshot_every": -1}, "greater than or equal to 0"),
@@ -43,10 +59,14 @@ def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             "cannot set the environment variable 'A=B'",
         ),
         (
+            {"script": "a.py", "environment": {"REKINDLE_PROFILING": "x"}},
+            "Rekindle sets REKINDLE_PROFILING",
+        ),
+        (
             {"script": "a.py", "environment": {"REKINDLE_JOB_ID": "x"}},
             "Rekindle sets REKINDLE_JOB_ID",
         ),
-        ({"script": "a.py", "name": "My Job"}, "should match pattern"),
+        ({"script": "a.py", "name": "My Job"}, "such as 'my-job'"),
         ({"script": "a.py", "job_id": "My Job"}, "job_id is 'My Job'; use 1 to 63"),
         ({"script": "a.py", "job_id": "a-{flow_run.state}"}, r"choose from \{flow_run.id\}"),
         ({"script": "a.py", "job_id": "a-{name}"}, "use 1 to 63 of a-z 0-9 and -"),
@@ -200,3 +220,33 @@ def test_a_policy_that_names_strategies_to_approve_allows_restarts(tmp_path: Pat
     torchrun = get_args_parser().parse_args(["train.py"])
     bare = read_spec(command_parser().parse_args(["run", "train.py"])).policy
     assert bare.max_restarts == torchrun.max_restarts == 0
+
+
+@pytest.mark.parametrize(
+    ("fields", "line"),
+    [
+        ({"nodes": 0}, "job.nodes: Input should be greater than or equal to 1"),
+        ({"node": 2}, "job.node: there is no such field; remove it, or correct its name"),
+        ({"script": ""}, "job: give a script, a module or a program; none is given"),
+        (
+            {"kubernetes": {"image": ""}},
+            "job.kubernetes: image is ''; name the image that holds the training script",
+        ),
+        (
+            {"policy": {"max_restarts": -1}, "spares": -1},
+            "job.spares: Input should be greater than or equal to 0; "
+            "job.policy.max_restarts: Input should be greater than or equal to 0",
+        ),
+    ],
+)
+def test_a_form_is_read_or_refused_in_one_line(fields: dict[str, Any], line: str) -> None:
+    """The line names each wrong field, and what it may be."""
+    with pytest.raises(UsageError) as refused:
+        read(TrainingJob, {"script": "a.py", **fields}, "job")
+    assert str(refused.value) == line
+
+
+def test_a_strategy_that_does_not_exist() -> None:
+    """The line names the strategies that a person can choose, and not a pattern."""
+    with pytest.raises(UsageError, match=r"job.policy.strategies.0: choose from retry, .*restart"):
+        read(TrainingJob, {"script": "a.py", "policy": {"strategies": ["pray"]}}, "job")

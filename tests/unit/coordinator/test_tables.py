@@ -10,6 +10,7 @@ from waiting import join, wait_asleep, wait_set
 
 from rekindle.coordinator.process import load_tables
 from rekindle.recovery.faults.tables.tables import Tables
+from rekindle.recovery.policy.dialect import Dialect
 
 
 def test_two_threads_never_read_the_tables_at_the_same_time(
@@ -20,7 +21,7 @@ def test_two_threads_never_read_the_tables_at_the_same_time(
     begun, goes_on = threading.Event(), threading.Event()
     tables = Tables.load()
 
-    def read(user_file: Path | None) -> Tables:
+    def read(user_file: Path | None, dialect: Dialect) -> Tables:
         reads.append(user_file)
         begun.set()
         wait_set(goes_on)
@@ -29,7 +30,9 @@ def test_two_threads_never_read_the_tables_at_the_same_time(
     monkeypatch.setattr(Tables, "load", read)
     found: list[Tables] = []
     threads = [
-        threading.Thread(target=lambda: found.append(load_tables("the file of this test")))
+        threading.Thread(
+            target=lambda: found.append(load_tables("the file of this test", Dialect.NONE))
+        )
         for _ in range(2)
     ]
     threads[0].start()

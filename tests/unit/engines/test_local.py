@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -12,10 +13,12 @@ import pytest
 from jobs.driver import spec_of
 from waiting import bound_s, wait_until
 
+from rekindle.engines.hosts import simulated_hosts
 from rekindle.engines.local import LocalEngine
-from rekindle.job.spec import Endpoint, JobDirectory
+from rekindle.errors import JobError, UsageError
+from rekindle.job.spec import Endpoint, JobDirectory, KeepsOff, on_this_machine
 from rekindle.names import SPARE
-from rekindle.recovery.journal.journal import NodeJoined
+from rekindle.recovery.journal.journal import Isolated, NodeJoined
 
 
 class SimulatedProcess:
@@ -73,6 +76,33 @@ def test_each_request_for_a_spare_starts_one(
     local.replace(SPARE)
     local.replace(SPARE)
     assert len(started) == 2
+
+
+def test_one_node_has_the_machine_and_several_have_simulated_hosts() -> None:
+    """Only the agent of a real host asks the tools of its devices."""
+    for nodes, spares, real in ((1, 0, True), (2, 0, False), (1, 1, False)):
+        spec = on_this_machine(spec_of(nodes=nodes, processes=1, spares=spares))
+        assert (spec.keeps_off is KeepsOff.ONE_HOST) is real
+        assert (simulated_hosts(spec) is None) is real
+
+
+def test_nothing_starts_on_an_isolated_machine(
+    tmp_path: Path, started: list[SimulatedProcess], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job does not move onto the same machine, and a later job waits for its repair."""
+    monkeypatch.setenv("REKINDLE_HOME", str(tmp_path))
+    directory = JobDirectory(tmp_path / "job")
+    directory.create(on_this_machine(spec_of(nodes=1, processes=1)), logs=False)
+    directory.announce(Endpoint(host="127.0.0.1", port=1, pid=1, attempt=0))
+    local = LocalEngine(directory)
+    local.replace(0)
+    started[0].status = 1
+    local.learn(Isolated(incident=1, node=0, host=socket.gethostname(), reason="broken"))
+    with pytest.raises(JobError, match=r"this machine is isolated \(broken\)"):
+        local.replace(0)
+    assert len(started) == 1
+    with pytest.raises(UsageError, match="run rekindle release-node"):
+        LocalEngine(directory).prepare()
 
 
 @pytest.mark.process

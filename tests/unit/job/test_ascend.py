@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import textwrap
 from pathlib import Path
 
 import pytest
+from repository import ROOT
 from waiting import run_command
 
 from rekindle.errors import UsageError
@@ -17,6 +19,7 @@ from rekindle.recovery.policy.policy import Policy, Strategy
 
 ALL = {"torch": "2.13.0+cpu", "torch-npu": "2.13.0.post1"}
 LIBRARIES = {"libhccl.so", "libascend_hal.so"}
+PROJECT, CONSTRAINTS = ROOT / "pyproject.toml", ROOT / "constraints.txt"
 OUTER = Policy(strategies=(Strategy.RESTART, Strategy.RESCHEDULE_JOB))
 
 
@@ -48,6 +51,40 @@ def test_a_machine_with_all_of_it_lacks_nothing() -> None:
 def test_versions_have_to_be_a_pair(versions: dict[str, str], first: str) -> None:
     """torch-npu X.Y.Z needs torch X.Y.Z."""
     assert lacking(versions)[0] == first
+
+
+def test_what_does_not_fit_is_told() -> None:
+    """The finding names both versions of a wrong pair, and those of CANN and the driver."""
+    installed = {"torch": "2.14.0", "torch-npu": "2.13.0"}
+    versions = {"libhccl.so": "8.5.0", "libascend_hal.so": "25.3.rc1"}
+    found = survey(lambda name: installed.get(name, ""), LIBRARIES.__contains__, 8, versions)
+    findings = {each.what: (each.finding, each.do) for each in found}
+    assert findings["torch of its version"] == (
+        "2.14.0 does not fit torch-npu 2.13.0, which needs torch 2.13.0",
+        "pip install torch==2.13.0",
+    )
+    assert findings["CANN"][0] == "8.5.0; libhccl.so is there"
+    assert findings["driver"][0] == "25.3.rc1; libascend_hal.so is there"
+
+
+def test_the_version_of_cann(tmp_path: Path) -> None:
+    """The file of the active toolkit has the version. Without the file it is unknown."""
+    environment = {"ASCEND_HOME_PATH": str(tmp_path)}
+    assert ascend.cann_version(environment) == ""
+    (tmp_path / "x86_64-linux").mkdir()
+    file = tmp_path / "x86_64-linux" / "ascend_toolkit_install.info"
+    file.write_text("package_name=Ascend-cann-toolkit\nversion=8.2.RC1\n")
+    assert ascend.cann_version(environment) == "8.2.RC1"
+
+
+def test_the_extra_and_the_pins_name_one_pair() -> None:
+    """torch-npu X.Y needs torch X.Y, in the extra and in the constraints."""
+    extra = re.findall(r'^npu = \["torch==(\S+)", "torch-npu==(\S+)"\]', PROJECT.read_text(), re.M)
+    pins = re.findall(r"^torch(?:-npu)?==(\S+)", CONSTRAINTS.read_text(), re.M)
+    assert [first == second for first, second in extra] == [True]
+    assert len(pins) == 2
+    assert len({pin.partition("+")[0] for pin in pins}) == 1
+    assert pins[0].startswith(extra[0][0].rstrip("*"))
 
 
 def test_what_is_missing_is_told_in_the_order_of_need() -> None:
@@ -146,4 +183,4 @@ def test_the_command_tells_what_is_missing() -> None:
     output = run_command(command)
     assert output.returncode == 1
     assert "torch-npu" in output.stdout
-    assert "pip install torch-npu" in output.stdout
+    assert "pip install 'rekindle[npu]'" in output.stdout

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from rekindle.profiling.blocked_collectives import CollectivePosition, stuck
 from rekindle.profiling.markers import (
     COMMUNICATION,
@@ -133,6 +135,65 @@ def test_a_device_that_begins_is_not_done() -> None:
     assert found(ranks) == [
         "rank 0 in HcclAllreduce no. 1 of dp in step 3, which rank 1 did not join"
     ]
+
+
+def taskd(flag: int, number: int, name: str, domain: str = COMMUNICATION) -> Marker:
+    """Return a record of TaskD: of the host (flags 2, 4) or of the device (16, 32)."""
+    source, place = int(flag >= START_DEVICE), Place(ProcessThread(1))
+    return Marker(MARKER, flag, source, 10**6 + number, number, place, name, domain)
+
+
+REDUCE = operation_name(Operation("0", "4", "float32", "HcclAllreduce", "dp"))
+START_AND_END = {"host": (2, 4), "device": (16, 32)}
+
+
+@pytest.mark.parametrize(
+    "order",
+    [
+        [("host", 0), ("host", 1)],
+        [("device", 0), ("device", 1)],
+        [("host", 0), ("device", 0), ("host", 1), ("device", 1)],
+        [("host", 0), ("host", 1), ("device", 0), ("device", 1)],
+        [("device", 0), ("host", 0), ("host", 1), ("device", 1)],
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("end_domain", [COMMUNICATION, DEFAULT])
+def test_four_records_are_one_range(order: list[tuple[str, int]], end_domain: str) -> None:
+    """Steps and collectives count once, by both clocks or one, whatever the end's domain is."""
+    ranks = [Rank(), Rank()]
+
+    def write(rank: Rank, number: int, name: str, domain: str, *, ends: bool = True) -> None:
+        for clock, end in order:
+            if end and not ends:
+                continue
+            at = end_domain if end and domain == COMMUNICATION else domain
+            flag = START_AND_END[clock][end]
+            rank.position.read([taskd(flag, number, "NULL" if end else name, at)])
+
+    for rank in ranks:
+        for step in range(2):
+            write(rank, 10 * step + 1, REDUCE, COMMUNICATION)
+            write(rank, 10 * step + 2, f"step {step}", DEFAULT)
+        write(rank, 31, REDUCE, COMMUNICATION)
+    assert found(ranks) == []
+    write(ranks[0], 32, REDUCE, COMMUNICATION, ends=False)
+    assert found(ranks) == [
+        "rank 0 in HcclAllreduce no. 2 of dp in step 2, which rank 1 did not join"
+    ]
+
+
+def test_the_host_goes_on_while_the_device_waits() -> None:
+    """A collective of both clocks lasts until its end on the device."""
+    ranks = [Rank(), Rank()]
+    for rank in ranks:
+        rank.position.read([taskd(flag, 1, REDUCE) for flag in (2, 16, 4, 32)])
+    ranks[0].position.read([taskd(flag, 2, REDUCE) for flag in (2, 16, 4)])
+    assert found(ranks) == [
+        "rank 0 in HcclAllreduce no. 2 of dp in step 0, which rank 1 did not join"
+    ]
+    ranks[0].position.read([taskd(32, 2, "NULL")])
+    assert found(ranks) == []
 
 
 def test_what_a_killed_process_had_joined() -> None:

@@ -134,6 +134,20 @@ def test_what_device_and_host_tell_of_counts_once(order: tuple[int, ...], who: s
     assert found == [("forward", n + wanted[0], n + wanted[1]) for n in (1, 2)]
 
 
+def test_an_end_may_have_another_domain() -> None:
+    """The end of mstx has the domain `default`, whatever the domain of its start is."""
+    marks = [
+        marker(2, 1, "all", COMMUNICATION, 7),
+        marker(2, 2, "forward", DEFAULT, 8),
+        marker(4, 3, "NULL", DEFAULT, 7),
+        marker(4, 4, "NULL", "NULL", 8),
+    ]
+    assert list(Ranges().read(marks)) == [
+        Range("all", COMMUNICATION, 1, 3),
+        Range("forward", DEFAULT, 2, 4),
+    ]
+
+
 def test_ids_come_again_with_another_process() -> None:
     """If another process uses an Id again, its ranges count separately."""
     first = [marker(2, 1), marker(4, 2)]

@@ -44,3 +44,18 @@ def test_no_way_leads_to_what_cannot_be(before: list[str], kinds: list[str], on:
     assert switched(now, kinds, on=on) == now
     fields = ("CommunicationOperator", "Step", "SaveCheckpoint", "FP", "DataLoader")
     assert read_switch(dict(zip(fields, values(now), strict=True))) == now
+
+
+@pytest.mark.parametrize(
+    ("words", "switch"),
+    [
+        ({}, FOUR),
+        ({"Step": "on"}, FOUR),
+        ({"CommunicationOperator": "off"}, FOUR),
+        ({"CommunicationOperator": "on"}, ALL),
+        ({"Step": "off", "SaveCheckpoint": "off", "FP": "off", "DataLoader": "off"}, FOUR),
+    ],
+)
+def test_a_missing_field_is_not_off(words: dict[str, str], switch: Switch) -> None:
+    """TaskD records the four kinds unless all five fields are off."""
+    assert read_switch(words) == switch

@@ -13,7 +13,6 @@ from rekindle.coordinator.agent_connection import LOOK_S, PING_AFTER
 from rekindle.errors import SessionError
 from rekindle.protocol.heartbeat_page import (
     DIGESTS,
-    NOTE_BYTES,
     RECENT,
     SLOWEST_BEAT_S,
     HeartbeatPage,
@@ -153,18 +152,3 @@ def test_a_rank_sees_the_newest_equal_step(pages: tuple[HeartbeatPage, Heartbeat
     rank.put_digest(StateDigest(8, 1, 0, 5))
     agent.agreed(4)
     assert rank.compared == (8, 4)
-
-
-def test_the_next_process_gets_the_notes_of_the_former_one() -> None:
-    """It gets the newest two, newest first. A note that is only half written is none."""
-    fd = HeartbeatPage.create("test")
-    former, other = HeartbeatPage(fd), HeartbeatPage(fd)
-    assert other.notes() == []
-    assert [former.put_note(text) for text in (b"one", b"two", b"three")] == [True] * 3
-    assert other.notes() == [b"three", b"two"]
-    assert not former.put_note(bytes(NOTE_BYTES))
-    assert HeartbeatPage(fd).put_note(b"four")
-    assert other.notes() == [b"four", b"three"]
-    other._map[other._map.find(b"four")] += 1
-    assert other.notes() == [b"three"]
-    os.close(fd)

@@ -41,7 +41,12 @@ from rekindle.recovery.policy.policy import Strategy
 from rekindle.reporting import timeline
 from rekindle.reporting.event_text import incident_row, level, resumed_text, resumes, sentence
 from rekindle.reporting.step_records import StepRecord, effective, read_records, sample_records
-from rekindle.reporting.summary import markdown_report, summarize
+from rekindle.reporting.summary import (
+    last_failure,
+    markdown_report,
+    newest_checkpoint,
+    summarize,
+)
 from rekindle.reporting.timeline import parts_of
 
 
@@ -358,3 +363,39 @@ def test_a_timeline_is_drawn_of_any_job(tmp_path: Path) -> None:
     timeline.draw([], {}, tmp_path / "empty.png")
     for path in tmp_path.glob("*.png"):
         assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def checkpointed(step: int) -> Checkpointed:
+    return Checkpointed(step=step, path=f"/store/{step}", bytes=1, seconds=0.1)
+
+
+def not_written(step: int) -> CheckpointFailed:
+    found = Fault(kind=FaultKind.STORAGE, message=f"step {step} failed", finished=step)
+    return CheckpointFailed(incident=1, fault=found)
+
+
+@pytest.mark.parametrize(
+    ("news", "failed"),
+    [
+        ((checkpointed(5),), ""),
+        ((checkpointed(5), not_written(10)), "step 10 failed"),
+        ((not_written(5), checkpointed(10)), ""),
+        ((not_written(10), checkpointed(5)), "step 10 failed"),
+        ((not_written(5), started(2), checkpointed(10)), ""),
+    ],
+)
+def test_the_last_checkpoint_of_a_job_was_written_or_failed(
+    news: tuple[AnyEvent, ...], failed: str
+) -> None:
+    """A later checkpoint makes an earlier failure harmless. Only the newest attempt counts."""
+    history = events(*[(float(at), each) for at, each in enumerate((started(), *news))])
+    found = last_failure(history)
+    assert (found.message if found else "") == failed
+
+
+def test_the_report_names_the_newest_checkpoint() -> None:
+    """The caller gives its address."""
+    summary = summarize("train-1", RUN)
+    text = markdown_report(summary, resumed="", logs="", checkpoint="step 75, at `host:/store/75`")
+    assert "Newest checkpoint: step 75, at `host:/store/75`" in text
+    assert newest_checkpoint(events((1.0, checkpointed(5)), (2.0, checkpointed(9)))).step == 9

@@ -34,8 +34,8 @@ DIGEST = "802225e199ea"  # of SPEC and PODS
 # Another value of each field of JobSpec; the text is in the difference if the field counts.
 OTHERS: dict[str, tuple[Any, str]] = {
     "job_id": ("b", ""),
-    "entry": (EntryKind.MODULE, "script or module (script, now module)"),
-    "target": ("other.py", "script or module (train.py, now other.py)"),
+    "entry": (EntryKind.MODULE, "script, module or program (script, now module)"),
+    "target": ("other.py", "script, module or program (train.py, now other.py)"),
     "arguments": (("--lr", "0.2"), "arguments (0.1, now 0.2, at place 2)"),
     "framework": (Framework.MINDSPORE, "framework (torch, now mindspore)"),
     "nodes": (2, "nodes (1, now 2)"),

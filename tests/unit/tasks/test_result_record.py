@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 from pathlib import Path
 from typing import Any
 
@@ -122,5 +123,5 @@ def test_an_interrupted_join_of_a_cluster_is_repeated(
     monkeypatch.setattr(launch, "get_run_logger", logging.getLogger)
     for _ in range(2):
         with pytest.raises(TimeoutError):
-            launch.launch.fn(job, "a")
+            launch.launch.fn(job, "a", time.sleep)
     assert joined == ["a", "a"]

@@ -13,8 +13,9 @@ import msgspec
 from rekindle.engines.kubernetes.client.api import Object
 from rekindle.engines.kubernetes.labels import ROLE
 
+_ENDED = "Error"
 # These reasons add nothing to the exit status.
-_SAY_NOTHING = {"", "Error", "Completed", "ContainerCreating", "PodInitializing"}
+_SAY_NOTHING = {"", _ENDED, "Completed", "ContainerCreating", "PodInitializing"}
 
 
 class Reason(msgspec.Struct, frozen=True):
@@ -83,6 +84,10 @@ def pod_status(pod: Object) -> PodStatus:
         c["state"]["terminated"] for c in containers if (c.get("state") or {}).get("terminated")
     ]
     reasons = tuple(dict.fromkeys(_reasons(status)))
+    exit_code = ended[0].get("exitCode") if ended else None
+    if exit_code and not reasons:
+        # Kubernetes' word for any exit status but 0
+        reasons = (Reason(_ENDED, f"its container ended with status {exit_code}"),)
     return PodStatus(
         name=metadata["name"],
         uid=metadata["uid"],
@@ -96,7 +101,7 @@ def pod_status(pod: Object) -> PodStatus:
         created=_seconds(metadata.get("creationTimestamp")),
         started=max((_seconds(since) for since in _running_since(containers)), default=0.0),
         restarts=sum(c.get("restartCount", 0) for c in containers),
-        exit_code=ended[0].get("exitCode") if ended else None,
+        exit_code=exit_code,
         reasons=reasons,
     )
 

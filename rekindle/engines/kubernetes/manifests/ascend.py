@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from rekindle.engines.kubernetes.manifests import Manifest, given
-from rekindle.recovery.policy import annotations as words
+from rekindle.recovery.policy import dialect as words
 from rekindle.settings import CHOICES
 
 FRAMEWORK = "framework"

@@ -10,6 +10,7 @@ import msgspec
 from rekindle.checkpoints.location import S3Location, parse
 from rekindle.engines.kubernetes.labels import PREFIX
 from rekindle.engines.kubernetes.manifests import quantities as check
+from rekindle.engines.kubernetes.manifests.division import check_division
 from rekindle.engines.kubernetes.manifests.settings import (
     KubernetesSettings,
     Volume,
@@ -73,6 +74,7 @@ def check_words(pods: KubernetesSettings) -> None:
     _check_volumes(pods)
     _check_coordinator(pods)
     _check_recovery(pods)
+    check_division(pods)
     for name in ("accelerator", "custom_job_key", "custom_job_id"):
         check.value(f"ascend.{name}", getattr(pods.ascend, name))
 

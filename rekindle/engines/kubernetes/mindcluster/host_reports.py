@@ -25,8 +25,15 @@ from rekindle.recovery.faults.tables.verdict import FaultOrigin, Severity
 
 _OVER = 0  # a switch's event that reports the end of a fault
 
-# Training continues with these levels. So a code that no table lists does not end it then.
-_MILD = ("NotHandleFault", "SubHealthFault", "PreSeparateNPU")
+# The severity of a code that no table lists, by the level that MindCluster gives it: training
+# continues, a restart or a reset helps, or nothing does.
+_SEVERITIES = {
+    **dict.fromkeys(("NotHandleFault", "SubHealthFault", "PreSeparateNPU"), Severity.NOTICE),
+    **dict.fromkeys(
+        ("RestartRequest", "RestartBusiness", "FreeRestartNPU", "RestartNPU"), Severity.MAJOR
+    ),
+    **dict.fromkeys(("SeparateNPU", "ManuallySeparateNPU"), Severity.CRITICAL),
+}
 _BY_HAND = "ManuallySeparateNPU"  # a level, and the key of a list of chips
 _SEPARATED = "is excluded because of its many faults, until a person releases it"
 _ORIGINS = {"CardNetworkUnhealthy": FaultOrigin.NETWORK, "NodeUnhealthy": FaultOrigin.NODE}
@@ -184,7 +191,7 @@ def _add_card(card: _CardFault, faults: list[ActiveCode], remarks: list[tuple[in
         if ascend_key(code) is None:
             remarks.append((chip, f"has a fault of unknown form: {code[:40]!r} ({own})"))
         else:
-            severity = Severity.MINOR if own in _MILD else None
+            severity = _SEVERITIES.get(own)
             origin = _ORIGINS.get(card.fault_type, FaultOrigin.CHIP)
             faults.append(ActiveCode(shown(code), chip, origin, severity))
     if level == _BY_HAND:

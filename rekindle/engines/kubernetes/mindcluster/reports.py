@@ -62,7 +62,7 @@ class Topic(str, enum.Enum):
 class ActiveCode(msgspec.Struct, frozen=True):
     """A present fault code. chip: its number on the host; -1: it does not concern one chip.
 
-    severity: for a code that no table lists: MINOR if MindCluster lets training continue.
+    severity: for a code that no table lists: what MindCluster's own level stands for.
     """
 
     code: str

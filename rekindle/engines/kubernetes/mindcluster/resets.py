@@ -13,7 +13,7 @@ import msgspec
 from rekindle.engines.kubernetes.client.api import Object
 from rekindle.engines.kubernetes.client.api_errors import DamagedError
 from rekindle.engines.kubernetes.mindcluster.reports import check, decode, name_of, text_of
-from rekindle.recovery.policy.annotations import PROCESS_RECOVER
+from rekindle.recovery.policy.dialect import PROCESS_RECOVER
 
 # The device plugin's actions, as texts for users.
 _POLICIES = {

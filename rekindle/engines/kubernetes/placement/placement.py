@@ -34,7 +34,7 @@ from rekindle.errors import JobError, UsageError
 from rekindle.job.spec import JobDirectory, JobSpec, replace_file
 
 ENDED_GRACE_S = 5  # for pods of an attempt that is over
-OVERDUE_S = 10.0  # after that the host of a pod that should have ended counts as dead
+OVERDUE_S = 10.0  # after its grace; then the host of a pod that should have ended counts as dead
 _NO_POD = "ReplicaFailure"  # the condition of a Deployment that cannot create its pod
 _NOT_OVER = "status.phase!=Succeeded,status.phase!=Failed"
 
@@ -52,11 +52,18 @@ class Placement:
         self._pods = pods
         self._api = api
         self._hosts = hosts
-        self._job_id = directory.spec().job_id
+        spec = directory.spec()
+        self._job_id = spec.job_id
+        self._failover_grace_s = spec.failover_grace_s
         self._secret = ""
         self._kept_off: tuple[int, frozenset[str]] = (-1, frozenset())  # attempt, avoided hosts
         self.kind = adapter(pods.kind)
         self.names = Names.of(self._job_id)
+
+    @property
+    def overdue_s(self) -> float:
+        """Return the wait for a pod after its grace; then it is removed by force."""
+        return self._failover_grace_s or OVERDUE_S
 
     # ---- creation
 
@@ -217,7 +224,7 @@ class Placement:
                 uid = pod["metadata"]["uid"]
                 given = pod["metadata"].get("deletionGracePeriodSeconds")
                 unasked |= given is None or given > ENDED_GRACE_S
-                if now - asked.setdefault(uid, now) > ENDED_GRACE_S + OVERDUE_S:
+                if now - asked.setdefault(uid, now) > ENDED_GRACE_S + self.overdue_s:
                     self.end_pod(pod, 0)
             if unasked:
                 self._api.delete(self._pods_path, labelSelector=labels, grace_s=ENDED_GRACE_S)

@@ -15,7 +15,6 @@ from rekindle.engines.kubernetes.client.informer import Informer, beside
 from rekindle.engines.kubernetes.client.pod_status import PodStatus, Reason, pod_status
 from rekindle.engines.kubernetes.labels import selector
 from rekindle.engines.kubernetes.manifests.kinds.base import WorkloadPhase
-from rekindle.engines.kubernetes.placement import placement as placing
 from rekindle.engines.kubernetes.placement.placement import Placement
 from rekindle.errors import JobError, UnansweredError
 from rekindle.recovery.faults.classification import EventSource, HealthEvent
@@ -224,7 +223,7 @@ class JobWatcher:
         }
         since = {uid: since.get(uid, now) for uid in ending}
         for uid, (pod, status) in ending.items():
-            if now - since[uid] > status.grace_s + placing.OVERDUE_S:
+            if now - since[uid] > status.grace_s + self._place.overdue_s:
                 self._end_by_force(pod, status)
         return since
 
@@ -252,4 +251,5 @@ def _health_event(reason: Reason, node: int, pod: PodStatus) -> HealthEvent:
         host=host,
         address=address,
         run=pod.restarts,
+        exit_code=pod.exit_code,
     )

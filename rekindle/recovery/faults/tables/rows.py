@@ -22,6 +22,7 @@ from rekindle.recovery.faults.tables.keys import (
     shown,
 )
 from rekindle.recovery.faults.tables.verdict import Blame, Urgency
+from rekindle.recovery.policy.dialect import Dialect
 from rekindle.user_file import FieldError
 
 Codes: TypeAlias = Annotated[
@@ -51,7 +52,7 @@ class FrequencyRow(Keyed, frozen=True, kw_only=True):
 
     The device is released when the code has been absent for more than `release_s` seconds. Without
     `release_s`, only a person releases it. The limits of the numbers are those of MindCluster's
-    device plugin.
+    device plugin. `dialect`: the policies to which the rule applies; None: all.
     """
 
     codes: Codes
@@ -59,6 +60,7 @@ class FrequencyRow(Keyed, frozen=True, kw_only=True):
     times: Annotated[int, Meta(ge=1, le=100, description="1 to 100")]
     level: str
     release_s: Seconds | None = None
+    dialect: Dialect | None = None
 
 
 class DurationRow(Keyed, frozen=True, kw_only=True):
@@ -83,6 +85,7 @@ class LevelRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     says: str
     at_fault: Blame = Blame.NOTHING
     reset_helps: bool = False
+    restart_heals: bool = False
 
     def found_by(self) -> list[Key]:
         return [Key((self.source, self.name), "name", 0)]
@@ -102,6 +105,7 @@ class Row(Keyed, frozen=True, kw_only=True):
     user_caused: bool | None = None
     counts: bool | None = None
     reset_helps: bool | None = None
+    restart_heals: bool | None = None
     says: str = ""
 
     def __post_init__(self) -> None:
@@ -119,6 +123,10 @@ class Row(Keyed, frozen=True, kw_only=True):
             )
         if self.kind is FaultKind.EVICTION and self.counts:
             raise FieldError("an eviction never counts; leave out counts", "counts")
+        if self.restart_heals and self.reset_helps is False:
+            raise FieldError(
+                "restart_heals is for a device that can heal; leave out reset_helps", "reset_helps"
+            )
 
 
 class AscendRow(Row, frozen=True, kw_only=True):

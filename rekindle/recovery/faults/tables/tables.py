@@ -32,6 +32,7 @@ from rekindle.recovery.faults.tables.verdict import (
     Verdict,
     unlisted,
 )
+from rekindle.recovery.policy.dialect import Dialect
 
 # Number of characters of a text to search: half from its start and half from its end. The output of
 # a failing program has no bound, and the cause is at one end or the other.
@@ -53,17 +54,36 @@ _OF_SYSTEM = re.compile(
 )
 _OF_HARDWARE = (FaultKind.LINK, *SICK)
 
+# The levels of a chip's code without an entry, by its severity. In the document, notices need
+# nothing, minor and major faults can heal, and critical ones cannot. None: the severity is unknown.
+_BY_DOCUMENT = {
+    Severity.NOTICE: "NotHandleFault",
+    Severity.MINOR: "RestartNPU",
+    Severity.MAJOR: "RestartNPU",
+    Severity.CRITICAL: "SeparateNPU",
+    None: "SeparateNPU",
+}
+_BY_MINDCLUSTER = _BY_DOCUMENT | {Severity.MINOR: "NotHandleFault", Severity.MAJOR: "SeparateNPU"}
+
 # An empty level: training cannot continue, and the place at fault is unknown.
 _PLAIN = LevelRow(source="", name="", urgency=Urgency.NOW, says="")
 
 
 class AscendCodes:
-    """Hold the entries for Ascend codes, and the rules for frequency and duration."""
+    """Hold the entries for Ascend codes, and the rules for frequency and duration.
 
-    def __init__(self, rows: Rows) -> None:
+    The rules are those of the dialect.
+    """
+
+    def __init__(self, rows: Rows, dialect: Dialect) -> None:
+        self._by_mindcluster = dialect is Dialect.MINDCLUSTER
         self._levels = {name: row for (of, name), row in rows.levels.items() if of == "ascend"}
         self._codes: dict[Any, AscendRow] = rows.by_key["ascend"]
-        self._frequency: dict[Any, FrequencyRow] = rows.by_key["frequency"]
+        self._frequency: dict[Any, FrequencyRow] = {
+            key: row
+            for key, row in rows.by_key["frequency"].items()
+            if row.dialect in (None, dialect)
+        }
         self._duration: dict[Any, DurationRow] = rows.by_key["duration"]
 
     def listed(self, code: str) -> Verdict | None:
@@ -73,24 +93,32 @@ class AscendCodes:
         return self._judge(row, self._spelling(key, code), row.level, row.says) if row else None
 
     def unlisted(self, code: str, severity: Severity | None, origin: FaultOrigin) -> Verdict:
-        """Return the verdict on a code without an entry, as in MindCluster.
+        """Return the verdict on a code without an entry.
 
-        Severity decides for chips and their ports. ClusterD, the device plugin and NodeD ignore
-        unlisted public faults (9 digits), and faults of bus switches and nodes.
+        Severity decides for chips. As in MindCluster, a port gets no new work, and unlisted public
+        faults (9 digits) and faults of bus switches and nodes are ignored.
         """
         if not is_chip_code(code) or origin is FaultOrigin.NODE:
             text = f"Ascend fault code {shown(code)}: no table lists it, so Rekindle ignores it"
             return unlisted(FaultKind.UNKNOWN, text, Urgency.NONE)
-        kind, level = FaultKind.DEVICE, "SeparateNPU"
         if origin is FaultOrigin.NETWORK:
             kind, level = FaultKind.LINK, "PreSeparateNPU"
-        elif severity is not None and severity <= Severity.MINOR:
-            level = "NotHandleFault"
+        else:
+            kind = FaultKind.DEVICE
+            level = (_BY_MINDCLUSTER if self._by_mindcluster else _BY_DOCUMENT)[severity]
         rank = "of unknown severity" if severity is None else f"of severity {severity.name.lower()}"
         verdict = self._judge(
             Row(kind=kind), shown(code), level, f"no table lists it, and it is {rank}"
         )
         return msgspec.structs.replace(verdict, listed=False)
+
+    def has_rule_for_repeats(self, code: str) -> bool:
+        """Return whether these tables alone decide how often a code may occur.
+
+        Those of MindCluster are complete: a code without a rule may occur at any rate.
+        """
+        key = ascend_key(code)
+        return key is not None and (self._by_mindcluster or key in self._frequency)
 
     def escalated(self, changes: Iterable[Change], now: float) -> list[Verdict]:
         """Return verdicts on one device's history: codes that occur too often or last too long."""
@@ -136,24 +164,27 @@ class AscendCodes:
 
 
 class Tables:
-    """Hold all tables. A lookup does not use files, a clock or state."""
+    """Hold all tables. A lookup does not use files, a clock or state.
 
-    def __init__(self, rows: Rows) -> None:
+    `dialect` is that of the job's policy.
+    """
+
+    def __init__(self, rows: Rows, dialect: Dialect) -> None:
         self._rows = rows.by_key
         self._xids: dict[int, XidRow] = rows.by_key["xid"]
         self._xid_levels = {name: row for (of, name), row in rows.levels.items() if of == "xid"}
-        self._ascend = AscendCodes(rows)
+        self._ascend = AscendCodes(rows, dialect)
         self._kernel = _Patterns(rows.by_key["kernel"])
         self._texts = _Patterns(rows.by_key["text"])
         self._own_texts = _Patterns(rows.own_texts)
 
     @classmethod
-    def load(cls, user_file: Path | None = None) -> Tables:
+    def load(cls, user_file: Path | None = None, dialect: Dialect = Dialect.NONE) -> Tables:
         """Read the shipped tables and the user's file, which has priority.
 
         Raises UsageError: the user's file is invalid; the message names the line.
         """
-        return cls(load(user_file))
+        return cls(load(user_file), dialect)
 
     def ascend(
         self, code: str, severity: Severity | None = None, origin: FaultOrigin = FaultOrigin.CHIP
@@ -172,6 +203,10 @@ class Tables:
         lasted too long counts, instead of each occurrence.
         """
         return self._ascend.escalated(changes, now)
+
+    def has_rule_for_repeats(self, code: str) -> bool:
+        """Return whether `escalated` alone decides how often an Ascend code may occur."""
+        return self._ascend.has_rule_for_repeats(code)
 
     def xid(self, number: int, device: str = "") -> Verdict:
         """Return the verdict on an XID of NVIDIA's driver.
@@ -246,12 +281,16 @@ class Tables:
             )
         return judge(row, f"{text}: {row.says}")
 
-    def pod_reason(self, reason: str) -> Verdict:
-        """Return the verdict on why a pod or container does not run, or must leave."""
+    def pod_reason(self, reason: str, exit_code: int | None = None) -> Verdict:
+        """Return the verdict on why a pod or container does not run, or must leave.
+
+        The exit status of its container is that of its agent, so it is only explained.
+        """
         row = self._rows["pod_reason"].get(reason)
-        if row is not None:
-            return judge(row, f"pod reason {reason}: {row.says}")
-        return unlisted(FaultKind.UNKNOWN, f"pod reason {reason}: no table lists it")
+        text = f"pod reason {reason}: {row.says if row else 'no table lists it'}"
+        if exit_code is not None:
+            text += f"; its container ended with {self.exit(Exit(code=exit_code)).explanation}"
+        return judge(row, text) if row else unlisted(FaultKind.UNKNOWN, text)
 
     def _coded(self, text: str) -> Verdict | None:
         """Return the verdict on a code in the text; an unlisted Ascend code does not count."""
@@ -317,5 +356,6 @@ def judge(
         user_caused=user_caused,
         counts=kind is not FaultKind.EVICTION if row.counts is None else row.counts,
         reset_helps=level.reset_helps if row.reset_helps is None else row.reset_helps,
+        restart_heals=level.restart_heals if row.restart_heals is None else row.restart_heals,
         device=device,
     )

@@ -56,7 +56,8 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     - `level`: the severity in the words of the source; empty if the source has no levels.
     - `user_caused`: the user's code or input is the cause.
     - `counts`: recovery uses up a budget. False for evictions, which are frequent and not failures.
-    - `reset_helps`: a reset of the device may help.
+    - `reset_helps`: the device can heal: a reset may help, or a restart alone.
+    - `restart_heals`: the end of the processes on the device is enough; it needs no reset.
     - `listed`: the tables have an entry; False: the verdict is from the rule for unlisted ones.
     - `device`: the device's address, if a log line has one.
     """
@@ -70,6 +71,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     user_caused: bool = False
     counts: bool = True
     reset_helps: bool = False
+    restart_heals: bool = False
     listed: bool = True
     device: str = ""
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
@@ -32,6 +32,25 @@ class Stage(str, enum.Enum):
     CLOSING = "closing"  # after the last batch
 
 
+class Place(NamedTuple):
+    """A place in the loop at which the script calls the Session.
+
+    epoch, batch: the present ones. stage: a value of Stage.
+    """
+
+    epoch: int
+    batch: int
+    stage: str
+
+    def is_at(self, other: Place) -> bool:
+        """Return whether variables that belong to the other place have the same values here.
+
+        The script runs no code between its last request for a batch and the end of the batches.
+        """
+        ended = self.stage == Stage.CLOSING and other == self._replace(stage=Stage.BATCHES.value)
+        return other == self or ended
+
+
 class EpochPosition:
     """The place in the loop over epochs. It is a part of the state.
 
@@ -51,7 +70,9 @@ class EpochPosition:
     - `alike`: the names of the generators that are equal on all ranks. None: not known yet.
     - `outer`: the states of the generators outside of blocks, and the counters of samplers.
     - `of`: world size and batch size; the order depends on them.
-    - `carried`: the names of variables of the script that change from block to block.
+    - `varies`: variables that the script reads later change from block to block, on this rank.
+      `vary`: the same at the first block of the epoch, on any rank.
+    - `variables`: their values, if each rank keeps all of its state in its own snapshots.
     """
 
     optional = True  # older states lack it
@@ -71,13 +92,33 @@ class EpochPosition:
         self.alike: list[str] | None = None
         self.outer: dict[str, Any] = {}
         self.of: dict[str, Any] = {}
-        self.carried: list[str] = []
+        self.varies = self.vary = False
+        self.variables: dict[str, Any] = {}
 
     @property
     def key(self) -> tuple[int, int, int, int]:
         """The place as numbers; a later place is greater."""
         stage = list(Stage).index(Stage(self.stage))
         return self.epoch, self.batch, stage, len(self.results[self.stage])
+
+    def leads_to(self, place: Place | None) -> bool:
+        """Return whether a new process that begins here comes to a place at which variables were.
+
+        place: None: they were at none.
+        """
+        if place is None:
+            return not (self.varies or self.vary)
+        opening, first = (
+            Place(self.epoch, 0, each.value) for each in (Stage.OPENING, Stage.BATCHES)
+        )
+        here = Place(self.epoch, self.batch, self.stage)
+        if here in (opening, first):
+            return place in (opening, first)
+        return here.is_at(place)
+
+    def has_just_left(self, place: Place | None) -> bool:
+        """Return whether this is the begin of an epoch, and the place the end of the one before."""
+        return self.batch == 0 and place == Place(self.epoch - 1, self.before, Stage.CLOSING.value)
 
     def begin_epoch(self) -> None:
         """Move to the next epoch."""
@@ -111,15 +152,28 @@ class EpochPosition:
 
 
 class World(Protocol):
-    """The present world, and this rank's number in the full one."""
+    """The number of ranks, and the number of this one."""
 
-    world_size: int
     full_world: int
     slot: int
 
 
 class Order:
     """The order of the batches, and the generators outside of blocks, in a new process too.
+
+    The script's code and its samplers draw from the same generators in turn, and a block has
+    generators of its own. These states exist:
+
+    - `position.start` (`starts`, if ranks differ): at the begin of an epoch. A new process takes
+      it, and draws the order of the epoch again.
+    - `position.outer`: at each place at which a peer can copy the position. A new process takes it
+      after that, for the generators that are equal on all ranks (`position.alike`).
+    - `_at_batch`: when the script got its batch. It is the `outer` of a rank inside of a block,
+      because a new process runs the code between batch and block again.
+    - `_after_first`: the received `outer`. It waits for the first batch, with which a sampler draws
+      its order.
+    - `_after_run`: after a run of this rank, until all ranks have finished it.
+    - `_at_first_block`: at the first block of an epoch. Later ones show draws between blocks.
 
     received: this process has received a position, and has not yet taken its generators.
     """
@@ -130,12 +184,12 @@ class Order:
         self._loaders: dict[int, EpochBatches] = {}
         self._globals = EpochOrder({})
         self._batches: EpochBatches | None = None
-        self._with_batch: tuple[Any, ...] = ()
-        self._after: tuple[Any, ...] = ()  # a run
-        self._later: dict[str, Any] | None = None  # the generators after the first batch
+        self._at_batch: tuple[Any, ...] = ()
+        self._after_run: tuple[Any, ...] = ()  # a run
+        self._after_first: dict[str, Any] | None = None  # the generators after the first batch
         self._length = 0
-        self._drawn: tuple[Any, ...] | None = None
-        self._caught = False  # catch_up() has taken the generators of the process
+        self._at_first_block: tuple[Any, ...] | None = None
+        self._took_global = False  # catch_up() has taken the generators of the process
         self.received = False
 
     def begin(self, loader: Any) -> Epoch:
@@ -154,20 +208,22 @@ class Order:
                 own["generators"] |= self._alike_ones(position.start["generators"])
         source = batches.begin(position.batch, own)
         if self.received and (position.inside or position.batch):
-            self._later = {"generators": self._alike_ones(position.outer["generators"])}
+            self._after_first = {"generators": self._alike_ones(position.outer["generators"])}
         self.received = False
         if not position.is_exchanged:
             position.start = source.start
-        self._drawn = None
+        self._at_first_block = None
         return source
 
     def take(self, source: Epoch) -> Any:
         """Return the next batch, or END."""
         batch = next(source, END)
-        if self._later is not None and self._batches is not None:
-            self._batches.restore(self._later)  # a sampler draws its order with its first batch
-            self._later = None
-        self._with_batch = rng.outer_states()
+        if self._after_first is not None and self._batches is not None:
+            self._batches.restore(
+                self._after_first
+            )  # a sampler draws its order with its first batch
+            self._after_first = None
+        self._at_batch = rng.outer_states()
         return batch
 
     def skip_all(self, loader: Any, *, again: bool) -> None:
@@ -187,7 +243,7 @@ class Order:
             found = self._alike_ones(self._position.outer["generators"])
             taken = {name: state for name, state in found.items() if name in rng.GLOBAL}
             self._globals.restore({"generators": taken})
-            self._caught = True
+            self._took_global = True
             self.received = self._position.stage == Stage.OPENING
 
     def note(self, *, everything: bool) -> None:
@@ -198,7 +254,7 @@ class Order:
         """
         now = rng.outer_states()
         if self._position.inside:
-            rng.set_outer(self._with_batch)
+            rng.set_outer(self._at_batch)
         if self._batches is None:
             self._position.outer = self._globals.generator_states()
         else:
@@ -215,6 +271,7 @@ class Order:
             dist.all_gather_object(found, (self._place.slot, start))
             starts = dict(found)
         position.alike, position.starts, position.is_exchanged = alike, starts, True
+        position.vary = any(varies for [varies] in gathered((int(position.varies),)))
 
     def wait_for_all(self, outer: tuple[Any, ...]) -> None:
         """Wait until all ranks have finished a run. outer: the generators before it.
@@ -223,7 +280,7 @@ class Order:
         new process does not repeat the run.
         """
         position = self._position
-        self._after = rng.outer_states()
+        self._after_run = rng.outer_states()
         rng.set_outer(outer)
         alike = self._find_alike({**self._globals.generator_states(), "values": {}})
         if position.alike is None:  # on some ranks, if a fault has interrupted this exchange
@@ -233,7 +290,7 @@ class Order:
     def leave_run(self, outer: tuple[Any, ...]) -> None:
         """Set the generators after a run that all ranks have finished."""
         same = [name in (self._position.alike or ()) for name in rng.GLOBAL]
-        pairs = zip(same, self._after, outer, strict=True)
+        pairs = zip(same, self._after_run, outer, strict=True)
         rng.set_outer(tuple(new if alike else old for alike, new, old in pairs))
 
     def check_draws(self, now: tuple[Any, ...]) -> None:
@@ -242,11 +299,11 @@ class Order:
         That is wrong for a generator that differs between the ranks: a new process could not know
         its state. Raises SessionError: it does.
         """
-        if self._drawn is None:  # the sampler has drawn its order
-            self._drawn = now
+        if self._at_first_block is None:  # the sampler has drawn its order
+            self._at_first_block = now
         if self._position.alike is None or self._position.batch >= _WATCHED:
             return
-        for name, before, state in zip(rng.GLOBAL, self._drawn, now, strict=True):
+        for name, before, state in zip(rng.GLOBAL, self._at_first_block, now, strict=True):
             if name not in self._position.alike and not rng.is_same(before, state):
                 raise SessionError(
                     f"between two blocks the script draws from the generator of {name}, which has "
@@ -263,12 +320,6 @@ class Order:
     def _use(self, loader: Any) -> EpochBatches:
         """Return the batches of this loader. Raises SessionError: it does not fit the position."""
         place, position = self._place, self._position
-        if place.world_size != place.full_world:
-            raise SessionError(
-                "session.batches(): the order of a loader belongs to one world size, so nodes "
-                f"cannot leave; this world has {place.world_size} of {place.full_world} ranks. "
-                "Give one number of nodes, or use Session(sampler=StepSampler(...))"
-            )
         of = {"ranks": place.full_world, "batch_size": getattr(loader, "batch_size", None)}
         if position.start is not None and position.of and position.of != of:
             changed = ", ".join(
@@ -293,13 +344,13 @@ class Order:
             # The epoch before this one leads to the generators that differ between the ranks.
             mine = rng.outer_states()
             batches.begin(position.before, position.starts[self._place.slot]).close()
-            if self._caught:
+            if self._took_global:
                 rng.set_outer(mine)
         for name, noted in position.outer.get("values", {}).items():
             # The script has told its sampler the number of this epoch already.
             own = values.setdefault(name, {})
             own.update({key: value for key, value in noted.items() if key != "epoch"})
-        taken = rng.GLOBAL if self._caught else ()
+        taken = rng.GLOBAL if self._took_global else ()
         alike = self._alike_ones(position.outer["generators"])
         found = {n: state for n, state in alike.items() if n not in taken}
         batches.restore({"generators": batches.now()["generators"] | found, "values": values})

@@ -164,6 +164,11 @@ def _put_reserve(number: float) -> None:
     _numpy.set_state({**state, "has_gauss": 1, "gauss": number})
 
 
+def device_state() -> torch.Tensor | None:
+    """Return the state of the generator of the present CUDA device; None: no CUDA is in use."""
+    return torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
+
+
 def outer_states() -> tuple[Any, ...]:
     """Return the states of torch's CPU generator, `random` and `numpy.random`; see set_outer().
 

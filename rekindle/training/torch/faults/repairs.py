@@ -29,8 +29,10 @@ from rekindle.rank.progress import CurrentStep
 from rekindle.recovery.faults.fault import FaultKind
 from rekindle.training.devices import Damage, device_for
 from rekindle.training.torch.groups.generation_group import Group
+from rekindle.training.torch.guard import Guard
 from rekindle.training.torch.state.before_step import BeforeStep
 from rekindle.training.torch.state.capture import capture
+from rekindle.training.torch.state.statistics import SharedStatistics
 from rekindle.training.torch.state.transfer import wire_device
 
 # Texts of RuntimeErrors. Each is a phrase of the library that raises it, so that a script's own
@@ -367,17 +369,16 @@ class StepGradients:
 
 
 class Updates:
-    """Marks the update on the heartbeat page, after checks of the update's gradients.
+    """Marks the update on the heartbeat page. Its gradients must be real, and of this step alone.
 
-    They must be real, and of this step alone.
-
-    together: no rank begins its update before all ranks have their gradients. A sharded state would
-        lose a step that one shard's ranks have done and another shard's ranks could not. With
-        `together`, all ranks do it, because an update does not depend on other ranks. It needs an
-        all-reduce of one number per step. An NPU uses it too: an error that its wait for gradients
-        raises then loses no step.
-    group: the ranks of this rank's generation.
+    together: no rank begins its update before all ranks have their gradients. Otherwise a sharded
+    state loses a step that one shard's ranks have done and another shard's ranks could not. It
+    needs an all-reduce of one number per step. An NPU uses it too, so an error that its wait for
+    gradients raises loses no step. group: the ranks of this rank's generation. guard: decides
+    which steps are skipped. statistics: what rank 0 sends before an update.
     """
+
+    guard: Guard | None = None
 
     def __init__(
         self, page: HeartbeatPage, repairs: Repairs, group: Group, *, together: bool
@@ -389,6 +390,7 @@ class Updates:
         self._before = repairs.before
         self._together = together
         self.gradients = StepGradients()
+        self.statistics = SharedStatistics(())
         self._step = repairs.step
         self._groups: dict[torch.optim.Optimizer, int] = {}  # with the number of parameter groups
         self.open = False  # the ranks train: an update outside of a step belongs to no state
@@ -404,6 +406,7 @@ class Updates:
     def end_step(self) -> None:
         """Check a finished step before it counts. Raises SessionError, with the remedy."""
         self.gradients.end_step(updated=self._page.in_update)
+        self.statistics.end_step()
         for optimizer, count in self._groups.items():
             if (now := len(optimizer.param_groups)) != count:
                 raise SessionError(
@@ -423,6 +426,8 @@ class Updates:
                 "update, because it belongs to no step. Do it inside the block, or after the "
                 "end of the `with Session` block"
             )
+        if self.open:
+            self.statistics.share()
         self._device.wait()
         if self.group.severed:
             raise StaleError("the generation ended before the update")
@@ -432,6 +437,8 @@ class Updates:
             if int(have.item()) != dist.get_world_size():
                 raise StaleError("the generation ended while the ranks met for the update")
         self.gradients.check(optimizer)
+        if self.guard is not None:
+            self.guard.check(optimizer, first=not self._page.in_update)
         if not self._page.in_update:
             self._before.update_begins()
         self._times.begin((self._page.finished or 0) + 1)

@@ -133,7 +133,7 @@ class ReplicaDigests:
         settings = [{k: v for k, v in group.items() if k != "params"} for group in groups]
         yield _signed(xxhash.xxh3_64_intdigest(repr(settings).encode()))
         for name, thing in self._others.items():
-            yield _of_object(name, thing)
+            yield digest_of(name, thing)
 
 
 def digests_of(named: Iterable[tuple[str, torch.Tensor]]) -> dict[str, int]:
@@ -194,7 +194,7 @@ def _weights(device: torch.device) -> torch.Tensor:
     return (torch.from_numpy(numbers) | 1).to(device)
 
 
-def _of_object(name: str, thing: Stateful) -> int:
+def digest_of(name: str, thing: Stateful) -> int:
     """Return a digest of an object's state; 0: a snapshot would refuse it as well."""
     try:
         state = capture({name: thing})

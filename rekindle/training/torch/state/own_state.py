@@ -5,6 +5,7 @@ docs/decisions/031-state-of-one-rank.md has the rules.
 
 from __future__ import annotations
 
+import random
 import struct
 from collections.abc import Mapping
 from datetime import timedelta
@@ -23,13 +24,34 @@ from rekindle.states import StateId
 from rekindle.training.torch import private
 from rekindle.training.torch.data.all_gather import Sharing
 from rekindle.training.torch.state.capture import as_bytes, capture, finish, prepare
+from rekindle.training.torch.state.digests import digest_of
 from rekindle.training.torch.state.in_place import Stateful
+from rekindle.training.torch.state.statistics import STATISTICS
 
 LEAVE_S = 10.0  # for the parts of ranks that leave their loops after the same step
 NOTICE_BYTES = 16 << 20
 _COPIES = 2  # one is written while the other is kept
 _ROOM = 4096  # bytes; the texts of numbers in a state vary in their length
+_GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 _HEAD = struct.Struct("<qqQ")  # bytes of skeleton and tensors; checksum of all that follows
+
+
+def check_generators(extra: Mapping[str, Any], named: Mapping[str, Stateful]) -> None:
+    """Compare the generators in `extra`, which all ranks have just built; a collective.
+
+    named: the objects with a state for them. Raises SessionError: ranks have different ones.
+    """
+    held = [name for name, each in extra.items() if isinstance(each, _GENERATORS)]
+    if not held:
+        return
+    own = np.array([digest_of(name, named[name]) for name in held], np.int64)
+    rows = [np.frombuffer(row, np.int64) for row in Sharing().all_gather(own.tobytes())]
+    for name, values in zip(held, np.stack(rows).T.tolist(), strict=True):
+        if len(set(values)) > 1:
+            raise SessionError(
+                f"the generator {name!r} in extra is not the same on all ranks, so a replaced rank "
+                f"would get that of another one: give per_rank={{{name!r}: ...}} instead"
+            )
 
 
 class Parts:
@@ -70,13 +92,25 @@ class Parts:
 
 
 class OwnState:
-    """The part of the state that one rank shares with no other: `things`, by name."""
+    """The part of the state that one rank shares with no other: `things`, by name.
+
+    of_steps: the things change in steps, so each step ends with a copy. Otherwise the owner calls
+    write().
+    """
 
     def __init__(
-        self, things: Mapping[str, Stateful], *, channel: Channel, slot: int, ranks: int
+        self,
+        things: Mapping[str, Stateful],
+        *,
+        channel: Channel,
+        slot: int,
+        ranks: int,
+        of_steps: bool = True,
     ) -> None:
+        self.of_steps = of_steps
         self.parts = Parts()
         self._things = dict(things)
+        self._declared = ", ".join(name for name in things if name != STATISTICS)
         self._copies = _Copies(channel, slot)
         self._slot, self._ranks = slot, ranks
         self._sharing = Sharing()
@@ -90,8 +124,8 @@ class OwnState:
     def begin(self, state: StateId, *, fresh: bool) -> None:
         """Begin a generation with this state. fresh: the script has just built it."""
         self._sharing, self._gathered = Sharing(), None
-        if fresh or state not in self.states():
-            self.step_done(state)
+        if self.of_steps and (fresh or state not in self.states()):
+            self.write(state)
 
     def took(self, state: StateId, *, copied: bool) -> None:
         """Complete a state that the rank has loaded.
@@ -101,26 +135,35 @@ class OwnState:
         belongs to a job of another world size.
         """
         loaded, self.parts.loaded = self.parts.loaded, False
-        names = ", ".join(self._things)
+        rows = self.parts.rows if loaded else None
         if copied and not loaded:
             self._decode(self._copies.read(state))
-        elif not loaded or self.parts.rows is None:
-            if self._slot == 0:
-                say(
-                    f"the state after step {state.step} has no state of single ranks: {names} keep "
-                    "what the script has built"
-                )
-        elif len(self.parts.rows) == self._ranks:
+        elif rows is not None and len(rows) == self._ranks:
             self._decode(self.parts.part(self._slot))
-        else:
+        elif rows is not None and self._declared:
             raise SessionError(
-                f"the state after step {state.step} has {names} of {len(self.parts.rows)} ranks, "
-                f"but this job has {self._ranks}: resume it with {len(self.parts.rows)} ranks, or "
-                "leave per_rank out"
+                f"the state after step {state.step} has {self._declared} of {len(rows)} ranks, but "
+                f"this job has {self._ranks}: resume it with {len(rows)} ranks, or leave per_rank "
+                "out"
             )
+        elif self._slot == 0:
+            self._tell_missing(state)
+
+    def _tell_missing(self, state: StateId) -> None:
+        """Say what the objects have, because the loaded state has none for each of these ranks."""
+        if self._declared:
+            text = f"{self._declared} keep what the script has built"
+        else:
+            text = f"all ranks begin with the {STATISTICS} of the rank that wrote it"
+        say(f"the state after step {state.step} has no state of single ranks: {text}")
 
     def step_done(self, state: StateId) -> None:
-        """Keep a copy of the part of a finished step."""
+        """Keep a copy after a finished step, if the things change in steps."""
+        if self.of_steps:
+            self.write(state)
+
+    def write(self, state: StateId) -> None:
+        """Keep a copy of the part of this state."""
         part = self._encode()
         if len(part) > NOTICE_BYTES and not self._large:
             self._large = True
@@ -201,14 +244,14 @@ class _Copies:
 
     def read(self, state: StateId) -> bytes:
         """Return the part of this state. Raises CheckpointError: there is no copy of it."""
-        for number, buffer in enumerate(self._open()):
-            if buffer.state == state:
-                self._newest = number
-                return bytes(buffer.file)
-        raise CheckpointError(
-            f"the node has no copy of the state of rank {self._slot} alone after step {state.step} "
-            f"of generation {state.generation}"
-        )
+        if state not in self.states():  # the node has moved, and its former agent has the copy
+            serial = ask_for_buffers(self._channel, self._slot, 0, _COPIES, copy=state, own=True)
+            fetched = receive_buffers(self._channel, serial) or []
+            self._close()
+            self._buffers = fetched
+        number = [buffer.state for buffer in self._open()].index(state)
+        self._newest = number
+        return bytes(self._open()[number].file)
 
     def write(self, state: StateId, part: bytes) -> None:
         """Write a copy; a copy of the same state is overwritten."""
@@ -231,13 +274,16 @@ class _Copies:
         return self._buffers
 
     def _grow(self, size: int) -> None:
-        for buffer in self._buffers or ():
-            buffer.close()
+        self._close()
         try:
             self._buffers = self._ask(size + size // 2 + _ROOM)
         except CheckpointError as error:
             self._buffers, self._refused = [], True
             say(f"{error}: if this process ends, all ranks return to a snapshot")
+
+    def _close(self) -> None:
+        for buffer in self._buffers or ():
+            buffer.close()
 
     def _ask(self, size: int) -> list[SnapshotBuffer]:
         serial = ask_for_buffers(self._channel, self._slot, size, _COPIES, own=True)

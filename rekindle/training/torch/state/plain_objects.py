@@ -80,7 +80,7 @@ class _Slots:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         for name in self._names:
-            setattr(self._value, name, _filled(getattr(self._value, name), state[name]))
+            setattr(self._value, name, filled(getattr(self._value, name), state[name]))
 
 
 def _fill(live: Any, state: Any) -> bool:
@@ -93,7 +93,7 @@ def _fill(live: Any, state: Any) -> bool:
     return change is not None and type(live) is type(state) and change(live, state)
 
 
-def _filled(live: Any, state: Any) -> Any:
+def filled(live: Any, state: Any) -> Any:
     """Return the live value with this state, or the state if the live value cannot take it."""
     return live if _fill(live, state) else state
 
@@ -113,7 +113,7 @@ def _fill_tensor(live: torch.Tensor, state: Any) -> bool:
 def _fill_mapping(live: Any, state: Mapping[Any, Any]) -> bool:
     former = dict(live)
     live.clear()
-    live.update({key: _filled(former.get(key), value) for key, value in state.items()})
+    live.update({key: filled(former.get(key), value) for key, value in state.items()})
     return True
 
 
@@ -124,7 +124,7 @@ def _fill_default(live: Any, state: Any) -> bool:
 
 def _fill_list(live: list[Any], state: list[Any]) -> bool:
     former = live + [None] * (len(state) - len(live))
-    live[:] = [_filled(a, b) for a, b in zip(former, state, strict=False)]
+    live[:] = [filled(a, b) for a, b in zip(former, state, strict=False)]
     return True
 
 

@@ -26,8 +26,10 @@ from rekindle.rank.snapshot_writer import METADATA_SKELETON, Captured, SnapshotW
 from rekindle.states import StateId
 from rekindle.training.torch import private
 from rekindle.training.torch.state.capture import DTYPE_CODES, capture, finish, prepare, view
+from rekindle.training.torch.state.digests import digests_of
 from rekindle.training.torch.state.sharding import GivenValues, metadata_of
 
+SMALL_BYTES = 64 << 10  # a copy of such a tensor takes microseconds
 _log = logging.getLogger(__name__)
 
 _Copy = tuple[torch.Tensor, torch.Tensor]  # target and source
@@ -125,6 +127,44 @@ class PinnedMemory:
         self._addresses = []
 
 
+class FrozenTensors:
+    """The large frozen parameters that a buffer has already: a snapshot does not copy them again.
+
+    A script can change them, also without torch's version counter (`tensor.data`). So only a digest
+    of the present content counts. It takes less time than a copy: on a GPU it needs no transfer.
+    """
+
+    def __init__(self) -> None:
+        self._names: list[str] = []
+        self._held: dict[int, dict[str, int]] = {}  # digests of the contents, by buffer
+
+    def look(self, named: Mapping[str, Any]) -> None:
+        """Find the frozen parameters of all modules, and forget all contents."""
+        self._held = {}
+        self._names = [
+            f"{name}.{path}"
+            for name, each in named.items()
+            if isinstance(each, torch.nn.Module)
+            for path, parameter in each.named_parameters()
+            if not parameter.requires_grad and parameter.nbytes > SMALL_BYTES
+        ]
+
+    def forget(self) -> None:
+        """Forget all contents: the agent may have written to the buffers."""
+        self._held = {}
+
+    def copy(self, buffer: int, views: Sequence[torch.Tensor], state: Captured) -> None:
+        """Copy the tensors of the state whose content the buffer does not have."""
+        tensors = state.tensors
+        present = digests_of((name, tensors[name]) for name in self._names if name in tensors)
+        held = self._held.pop(buffer, {})  # the buffer has nothing if the copy fails
+        left = {name for name, value in present.items() if held.get(name) == value}
+        pairs = zip(tensors, views, strict=True)
+        targets = [target for name, target in pairs if name not in left]
+        private.copy_all(targets, [each for name, each in tensors.items() if name not in left])
+        self._held[buffer] = present
+
+
 class TorchSnapshotWriter(SnapshotWriter):
     """Copies live tensors. values: those of the script, which are in the metadata of a file."""
 
@@ -139,13 +179,19 @@ class TorchSnapshotWriter(SnapshotWriter):
         super().__init__(channel, place, compared)
         self._values = values
         self._pinned = PinnedMemory()
+        self._frozen = FrozenTensors()
+        self._generation = place.generation
 
     def capture(self, named: Mapping[str, Any], place: RankPlace, *, before: object) -> Captured:
         """Read the state of live objects, without a copy."""
         state = capture(named)
+        if place.generation != self._generation:
+            self._generation = place.generation
+            self._frozen.forget()
         forms = tuple((n, DTYPE_CODES[t.dtype], tuple(t.shape)) for n, t in state.tensors.items())
         if forms == before:
             return Captured(state.skeleton, state.tensors, forms)
+        self._frozen.look(named)
         metadata = metadata_of(state, place, seed=self._values.seed) | self._values.metadata()
         return Captured(state.skeleton, state.tensors, forms, metadata)
 
@@ -160,10 +206,11 @@ class TorchSnapshotWriter(SnapshotWriter):
 
     def copy(self, views: Sequence[torch.Tensor], state: Captured) -> None:
         """Copy all tensors in one call: for small tensors each call takes longer than the bytes."""
-        private.copy_all(list(views), list(state.tensors.values()))
+        self._frozen.copy(id(views), views, state)
 
     def close(self) -> None:
         """Close the buffers; the agent keeps their contents."""
+        self._frozen.forget()
         self._pinned.release()
         super().close()
 

@@ -1,4 +1,4 @@
-"""Use BatchNorm. Its statistics are not compared: a replaced rank gets those of another rank."""
+"""Use BatchNorm. All ranks have the running statistics of rank 0 after each step."""
 
 import torch
 from habits.common import STEPS, end, net, samples, strike
@@ -6,7 +6,8 @@ from habits.common import STEPS, end, net, samples, strike
 from rekindle.training.torch import Session, StepSampler
 
 inputs, targets = samples()
-model = net(torch.nn.BatchNorm1d(16))
+norm = torch.nn.BatchNorm1d(16)
+model = net(norm)
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
 sampler = StepSampler(len(inputs), batch_size=4)
 with Session(model=model, optimizer=optimizer, sampler=sampler, ddp=True) as session:
@@ -16,8 +17,8 @@ with Session(model=model, optimizer=optimizer, sampler=sampler, ddp=True) as ses
             loss = torch.nn.functional.mse_loss(
                 session.model(inputs[step.indices]), targets[step.indices]
             )
-            step.log(loss=loss)
+            step.log(loss=loss, mean=norm.running_mean)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-end(parameters=dict(model.named_parameters()), optimizer=optimizer)
+end(model=model, optimizer=optimizer)

@@ -61,4 +61,4 @@ with Session(
         for inputs, targets in session.batches(loader):
             train(inputs, targets, session)
             scheduler.step()
-end(optimizer=optimizer, scheduler=scheduler, meter=meter)
+end(model=model, optimizer=optimizer, scheduler=scheduler, meter=meter)

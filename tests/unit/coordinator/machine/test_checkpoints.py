@@ -161,6 +161,18 @@ def test_a_rank_without_memory_for_snapshots() -> None:
     assert driver.phase is Phase.TRAINING
 
 
+def test_a_skipped_step_is_an_incident_of_its_own() -> None:
+    """It is recorded and closed at once, and training continues."""
+    driver = trained()
+    driver.say(1, p.StepLeftOut(rank=1, generation=1, step=7, reason="a gradient is not finite"))
+    [skipped] = driver.recorded(journal.StepSkipped)
+    text = "all ranks skip step 7: a gradient is not finite"
+    assert (skipped.fault.kind, skipped.fault.message) == (FaultKind.SKIPPED_STEP, text)
+    [incident] = journal.incidents([skipped])
+    assert (incident.closed, incident.steps_lost, incident.strategy) == (True, 0, None)
+    assert driver.phase is Phase.TRAINING
+
+
 def test_a_message_that_is_not_for_the_coordinator() -> None:
     """A message that an agent must not send is refused by name.
 

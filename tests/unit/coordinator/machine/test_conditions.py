@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from jobs.driver import Driver
 from jobs.trained import report, strategies, take_over, trained, untouched
 
@@ -13,7 +14,8 @@ from rekindle.recovery.journal import journal
 from rekindle.recovery.policy import annotations as a
 from rekindle.recovery.policy.policy import Policy, Strategy
 
-RESET, UNLISTED = "80E18005", "8F0A0A0A"
+RESET, HARMLESS, UNLISTED, OTHER = "80E18005", "80C98006", "8F0A0A0A", "8F0A0A0B"
+ISOLATED = Strategy.RESCHEDULE_JOB_ISOLATED
 AUTO = a.from_modelarts({a.JOB_RETRY_NUM: "8"}, Policy(strategies=()))
 
 
@@ -40,8 +42,8 @@ def test_a_code_that_a_table_lists_is_answered() -> None:
 
 def test_what_stays_is_one_sign_and_what_goes_another() -> None:
     job = trained()
-    reads(job, UNLISTED, health=1)
-    reads(job, UNLISTED, health=1)
+    reads(job, UNLISTED, health=0)
+    reads(job, UNLISTED, health=0)
     assert events_in(job) == [(UNLISTED, 1, False)]
     reads(job, health=0)
     reads(job, health=0)
@@ -49,14 +51,69 @@ def test_what_stays_is_one_sign_and_what_goes_another() -> None:
 
 
 def test_a_code_that_no_table_lists_is_no_worse_than_its_device() -> None:
-    """An unlisted code is as severe as its device's health. Up to minor, the job ignores it."""
+    """An unlisted code that is alone is as severe as its device's health. Notices need nothing."""
     job = trained()
-    reads(job, UNLISTED, health=1)
+    reads(job, UNLISTED, health=0)
     assert job.last(journal.HealthEventSeen).urgency is Urgency.NONE
     assert strategies(job) == []
     reads(job, UNLISTED, device=0, health=3)
     assert job.last(journal.HealthEventSeen).urgency is Urgency.NOW
     assert len(strategies(job)) == 1
+
+
+@pytest.mark.parametrize(
+    ("readings", "severities"),
+    [
+        # (codes, health) of each reading -> the severities that the journal has in the end
+        ([((UNLISTED,), 2)], {UNLISTED: 2}),
+        ([((RESET,), 2), ((RESET, UNLISTED), 2)], {RESET: 2, UNLISTED: 0}),
+        ([((RESET, UNLISTED), 2)], {RESET: 2, UNLISTED: 0}),
+        ([((UNLISTED,), 0), ((UNLISTED, RESET), 2)], {UNLISTED: 0, RESET: 2}),
+        ([((UNLISTED,), 0), ((UNLISTED, OTHER), 2)], {UNLISTED: 0, OTHER: 2}),
+        ([((OTHER,), 2), ((UNLISTED, OTHER), 2)], {UNLISTED: 0, OTHER: 2}),
+        ([((OTHER,), 1), ((UNLISTED, OTHER), 3)], {UNLISTED: 3, OTHER: 1}),
+        ([((UNLISTED, OTHER), 2)], {UNLISTED: 2, OTHER: 2}),  # nothing tells them apart
+        # the code that explained the health has gone, and the health has not
+        ([((RESET, UNLISTED), 2), ((UNLISTED,), 2)], {UNLISTED: 2}),
+        ([((RESET, UNLISTED), 2), ((UNLISTED,), 0)], {UNLISTED: 0}),
+        # a listed code that demands nothing may explain nothing
+        ([((HARMLESS, UNLISTED), 2)], {HARMLESS: 2, UNLISTED: 2}),
+        ([((HARMLESS,), 1), ((HARMLESS, UNLISTED), 1)], {HARMLESS: 1, UNLISTED: 0}),
+    ],
+)
+def test_the_health_of_a_device_is_that_of_its_worst_fault(
+    readings: list[tuple[tuple[str, ...], int]], severities: dict[str, int]
+) -> None:
+    """A notice beside a major fault is a notice: other codes of the device explain its health."""
+    job = trained()
+    for codes, health in readings:
+        reads(job, *codes, health=health)
+    present = job.machine.job.health_events.codes("host-1", 1)
+    assert {code: event.severity for code, event in present.items()} == severities
+
+
+def test_a_notice_beside_a_major_fault_isolates_nothing() -> None:
+    """The major fault heals by a reset; the notice changes nothing, before and after it."""
+    job = trained(5, nodes=2)
+    reads(job, UNLISTED, RESET, health=2)
+    assert strategies(job) == [Strategy.RECOVER_IN_PLACE]
+    job.killed()
+    job.spawned()
+    reads(job, UNLISTED, health=0)
+    assert strategies(job) == [Strategy.RECOVER_IN_PLACE]
+    assert job.recorded(journal.Isolated) == []
+
+
+@pytest.mark.parametrize(
+    ("health", "answers"),
+    [(0, []), (1, [Strategy.RESTART]), (2, [Strategy.RESTART]), (3, [ISOLATED])],
+)
+def test_levels_of_the_document(health: int, answers: list[Strategy]) -> None:
+    """Notices need nothing, minor and major faults heal in place, and critical ones do not."""
+    job = untouched(AUTO, nodes=2)
+    reads(job, UNLISTED, health=health)
+    assert strategies(job) == answers
+    assert bool(job.recorded(journal.Isolated)) == (answers == [ISOLATED])
 
 
 def test_while_a_device_is_reset_nothing_counts_and_what_is_left_is_news() -> None:
@@ -80,18 +137,18 @@ def test_what_somebody_else_has_reported_stays() -> None:
     The other source is a person or MindCluster.
     """
     job = trained()
-    assert report(job, EventSource.ASCEND, UNLISTED, device=1, severity=Severity.MINOR) == ""
+    assert report(job, EventSource.ASCEND, UNLISTED, device=1, severity=Severity.NOTICE) == ""
     before = events_in(job)
     reads(job, health=0)
-    reads(job, UNLISTED, health=1)
+    reads(job, UNLISTED, health=0)
     reads(job, health=0)
     assert events_in(job) == before
 
 
 def test_another_coordinator_knows_whose_codes_they_are() -> None:
     job = trained()
-    reads(job, UNLISTED, health=1)
+    reads(job, UNLISTED, health=0)
     take_over(job)
-    reads(job, UNLISTED, health=1)
+    reads(job, UNLISTED, health=0)
     reads(job, health=0)
     assert events_in(job) == [(UNLISTED, 1, False), (UNLISTED, 1, True)]

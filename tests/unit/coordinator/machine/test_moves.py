@@ -17,6 +17,8 @@ from rekindle.recovery.faults.classification import EventSource, HealthEvent
 from rekindle.recovery.faults.fault import Exit, FaultKind
 from rekindle.recovery.faults.tables.verdict import Urgency
 from rekindle.recovery.journal import journal
+from rekindle.recovery.policy.plan import StateSource
+from rekindle.states import StateId
 
 
 def test_a_node_moves() -> None:
@@ -105,26 +107,50 @@ def test_the_only_holder_of_a_shard() -> None:
     assert refused == "only node 1 holds the training state of its ranks, so it cannot move"
 
 
-def test_ranks_with_a_state_of_their_own() -> None:
-    """A node whose ranks have a state of their own cannot move: no other agent has that state."""
-    job = Driver(nodes=2, processes=1)
-    job.start()
-    job.arrive(job.ranks, own=())
-    job.ready(job.ranks)
-    job.step(1)
-    refused = job.machine.moves.drain(Drain(node=1, by="test"), job.now)
-    assert refused.startswith("the script declares per_rank objects, ")
+OWN = {"own": (StateId(1, 1), StateId(0, 0))}
 
 
-def test_a_spare_whose_rank_has_a_state_of_its_own() -> None:
-    """The move ends with the same line, and training does not pause."""
+def moved_with_own_state() -> Moving:
+    """Return a job whose node 1 has left its place, and whose ranks have a state of their own."""
     job = Moving()
-    assert job.drain() == ""
-    job.tell(p.Spawned(ranks=(p.LiveRank(rank=1, pid=901),), generation=2))
-    job.tell(p.Arrived(rank=1, generation=0, own=()))
-    (ended,) = job.recorded(journal.MoveEnded)
-    assert ended.reason.startswith("the script declares per_rank objects, ")
-    assert not job.sent(p.PauseRequest)
+    job.drain()
+    job.prepare(own=())
+    job.leave()
+    job.arrive(job.ranks, 1, **OWN)
+    assert job.promoted() == [(job.spare, 1)]
+    return job
+
+
+def test_ranks_take_their_own_state_from_the_earlier_agent() -> None:
+    """What a rank shares with no other is still in the agent that has left, and no step is lost."""
+    job = moved_with_own_state()
+    job.take_place(own=())
+    forms = job.sent_by_node(p.FormGeneration)
+    assert (forms[1].step, forms[1].plan[1].source) == (1, StateSource.PEER)
+    assert forms[1].former == p.ReplicaAddress(host="10.0.0.1", port=0)
+    assert forms[0].former is None
+    job.ready(job.ranks)
+    job.step(2)
+    assert job.incident().steps_lost == 0
+
+
+def test_a_lost_agent_takes_the_own_state_of_its_ranks_with_it() -> None:
+    """If the earlier agent ends too early, no rank continues with the state of another one."""
+    job = moved_with_own_state()
+    (former,) = job.machine.job.roster.leaving
+    job.lose_spare(former)
+    job.take_place(own=())
+    assert not job.sent(p.FormGeneration)
+    assert [each.message.ranks for each in job.sent(p.Kill)] == [(0,)]  # all begin again
+
+
+def test_a_failed_transfer_of_the_own_state() -> None:
+    """After a failure the next plan does not count on the same copy."""
+    job = moved_with_own_state()
+    job.take_place(own=())
+    job.ready([0])
+    job.ready([1], error="the agent does not answer")
+    assert job.last(journal.FaultSeen).fault.kind is FaultKind.RESTORE
 
 
 def test_without_a_spare() -> None:

@@ -11,7 +11,8 @@ from rekindle.coordinator.machine.recovery import LOOK_S
 from rekindle.protocol import agent as p
 from rekindle.recovery.faults.classification import EventSource, HealthEvent
 from rekindle.recovery.faults.fault import FaultKind
-from rekindle.recovery.journal import journal
+from rekindle.recovery.journal import attempts, journal
+from rekindle.recovery.policy.dialect import Dialect
 from rekindle.recovery.policy.policy import ALLOWABLE, INNER, Policy, Strategy
 
 OUTER_ONLY = Policy(
@@ -158,7 +159,7 @@ def test_another_coordinator_goes_on_waiting_for_the_person() -> None:
     job.exits(0, signal=SIGKILL, finished=5)
     job.lose_coordinator()
     assert "approval" in job.timers
-    assert journal.waits_for_approval(job.history) is not None
+    assert attempts.waits_for_approval(job.history) is not None
     assert job.machine.recovery.approve(p.Approval(incident=1, granted=True, by="ann")) == ""
 
 
@@ -290,7 +291,7 @@ def test_a_code_that_comes_too_often_takes_the_host_out() -> None:
 
     The rule comes from MindCluster.
     """
-    job = trained(5, nodes=2)
+    job = trained(5, nodes=2, policy=Policy(max_restarts=0, dialect=Dialect.MINDCLUSTER))
     report(job, EventSource.ASCEND, "80C98008", node=1, device=1)
     assert strategies(job) == [Strategy.RECOVER_IN_PLACE]
     report(job, EventSource.ASCEND, "80C98008", node=1, device=1, gone=True)

@@ -206,3 +206,13 @@ def test_the_cause_is_found_in_any_order(faults: list[Fault]) -> None:
     assert root_cause(faults).kind is FaultKind.USER_CODE
     without = [one for one in faults if one.kind not in (FaultKind.USER_CODE, FaultKind.NODE_LOST)]
     assert root_cause(without).kind is FaultKind.DEVICE
+
+
+def test_the_end_of_the_output_is_in_the_fault() -> None:
+    """The message has the last lines of a rank that raised nothing. They change no verdict."""
+    said, silent = (
+        fault_of_exit(TABLES, Exit(code=3), None, rank=0, node=0, finished=0, at=0.0, said=text)
+        for text in ("device 7 is busy", "")
+    )
+    assert said.message == f"{silent.message}; the end of its stderr: device 7 is busy"
+    assert (said.kind, said.signature) == (silent.kind, silent.signature)

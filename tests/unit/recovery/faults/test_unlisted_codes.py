@@ -33,16 +33,15 @@ def report(job: Driver, **fields: object) -> None:
         ({"what": "03000099"}, ""),  # a code of NodeD
         ({"what": "03000099", "device": 0, "origin": FaultOrigin.NODE}, ""),
         ({"what": "80FF0001", "device": 0, "severity": Severity.NOTICE}, "NotHandleFault"),
-        ({"what": "80FF0001", "device": 0, "severity": Severity.MINOR}, "NotHandleFault"),
-        ({"what": "80FF0001", "device": 0, "severity": Severity.MAJOR}, "SeparateNPU"),
+        ({"what": "80FF0001", "device": 0, "severity": Severity.MINOR}, "RestartNPU"),
+        ({"what": "80FF0001", "device": 0, "severity": Severity.MAJOR}, "RestartNPU"),
+        ({"what": "80FF0001", "device": 0, "severity": Severity.CRITICAL}, "SeparateNPU"),
         ({"what": "80FF0001", "device": 0}, "SeparateNPU"),
         ({"what": "80FF0001", "origin": FaultOrigin.CHIP}, "SeparateNPU"),
         ({"what": "81FF0001", "device": 0, "origin": FaultOrigin.NETWORK}, "PreSeparateNPU"),
     ],
 )
-def test_an_unlisted_code_is_judged_as_mindcluster_does(
-    fields: dict[str, object], level: str
-) -> None:
+def test_an_unlisted_code_is_judged_by_the_document(fields: dict[str, object], level: str) -> None:
     """An unlisted code is judged by its severity and origin, also after encoding for the wire."""
     given = HealthEvent(source=EventSource.ASCEND, node=1, **fields)
     sent = msgspec.json.decode(msgspec.json.encode(given), type=HealthEvent)
@@ -51,13 +50,13 @@ def test_an_unlisted_code_is_judged_as_mindcluster_does(
 
 
 def test_only_what_is_grave_takes_the_host_out() -> None:
-    """A code of a node's board and a minor code of a chip change nothing.
+    """A code of a node's board and a notice of a chip change nothing.
 
     A code of a port isolates the host, without a decision.
     """
     job = trained(5, nodes=2)
     report(job, what="03000099")
-    report(job, what="80FF0001", device=0, severity=Severity.MINOR)
+    report(job, what="80FF0001", device=0, severity=Severity.NOTICE)
     assert {each.urgency for each in job.recorded(journal.HealthEventSeen)} == {Urgency.NONE}
     assert job.recorded(journal.Isolated) == job.recorded(journal.Decided) == []
     report(job, what="81FF0001", device=0, origin=FaultOrigin.NETWORK)

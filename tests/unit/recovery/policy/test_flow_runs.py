@@ -111,7 +111,9 @@ def test_the_same_error_of_the_script_twice_is_the_scripts() -> None:
     [
         (raised("rekindle.errors.JobFailedError: job a failed"), "ended by its own policy"),
         (raised("LeaseHeldError: flow run calm-owl (1) steers this job"), "another flow run"),
+        (raised("HopelessError: pod a cannot start: InvalidImageName"), "cannot run as described"),
         (raised("OtherJobError: job a exists with another description"), "another job"),
+        (RunEnd(message="The job cannot start: job.nodes: give 1"), "job.nodes"),
         (RunEnd(message="Validation of flow parameters failed with error: x"), "Validation"),
         (crashed("Execution was aborted by an interrupt signal."), "a person"),
     ],

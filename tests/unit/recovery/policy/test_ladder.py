@@ -240,6 +240,16 @@ TABLE = {
     "a device that could not be reset, of which no code is known": (
         Policy(max_restarts=9), NOT_RESET, [], {}, RECOVER, "a reset cannot repair its device; ",
     ),
+    "what did not last on the only node, which has the only snapshot": (
+        NO_RESTART, DEAD, [(DEAD, IN_PLACE)] * 3, {"alone": True, "final_step": 4}, Strategy.DUMP,
+        "step 4 is only in the memory of its node; 0 of 0 restarts are used; final checkpoint",
+    ),
+    "what did not last on the only node, and a checkpoint is as new": (
+        NO_RESTART, DEAD, [(DEAD, IN_PLACE)] * 3, {"alone": True}, RECOVER, "a new node",
+    ),
+    "the only node is sick": (
+        FREE, fault(Kind.NODE), [], {"alone": True, "final_step": 4}, RECOVER, "a new node",
+    ),
     "nothing could be started": (FREE, fault(Kind.LAUNCH), [], {}, FAIL, "launch of rank 0"),
 }  # fmt: skip
 
@@ -269,6 +279,7 @@ FIRST = {
     Kind.COORDINATOR: RETRY,
     Kind.STORAGE: RESTART,
     Kind.SOURCE: RESTART,
+    Kind.SKIPPED_STEP: RESTART,  # the product never asks for a decision about it
     Kind.REPLICAS: FAIL,  # without a state from before the difference
     Kind.PLANNED: RESTART,  # the product never asks for a decision about it
     Kind.LAUNCH: FAIL,

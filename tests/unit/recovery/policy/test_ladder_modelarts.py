@@ -78,6 +78,7 @@ SICK = fault_of_event(DEADLOCK, verdict_of(TABLES, DEADLOCK), rank=-1, finished=
 URGENT = chip("80E18402")  # SeparateNPU
 NOT_RESET = chip(reset_helps=False, reset_failed=True)  # the agent reports a failed reset
 ECC = "RuntimeError: HBM MULTI BIT ECC ERROR.time us= 1743054421339124."
+HEALS = "its device may heal when no process uses it"  # the code demands no reset
 HUNG = Fault(kind=FaultKind.HANG, message="the job hangs", at=NOW)
 NO_NODE = Fault(kind=FaultKind.SCHEDULING, message="no node came", at=NOW)
 
@@ -101,7 +102,7 @@ def judge(what: Fault, how: Policy, before: tuple[Past, ...] = (), **more: Any) 
 TABLE = {
     # section: sentence -> (policy, fault, past, strategy, isolated, words of the reason)
     "table 1, in place: a healable chip fault restarts the job in its containers": (
-        AUTO, chip(), (), RESTART, False, "resets its device, and the job restarts all ranks",
+        AUTO, chip(), (), RESTART, False, f"{HEALS}, and the job restarts all ranks",
     ),
     "table 1, unconditional: an exit status other than 0 places the whole job anew": (
         UNCONDITIONAL, crash(), (), JOB, False, "the platform places the whole job again",
@@ -154,16 +155,16 @@ TABLE = {
         AUTO, LOST, (), ISOLATED, True, "reschedule-pod is not allowed",
     ),
     "in place: HBM multi-bit ECC, the example, when the rank says it": (
-        ALL, crash(error=ECC), (), RESTART, False, "the agent resets its device",
+        ALL, crash(error=ECC), (), RESTART, False, HEALS,
     ),
     "in place: and when the chip says it as well": (
-        ALL, explained(crash(error=ECC), chip()), (), RESTART, False, "the agent resets its device",
+        ALL, explained(crash(error=ECC), chip()), (), RESTART, False, HEALS,
     ),
     "in place: a rank that ended with an error, and the chip says why": (
         AUTO, explained(crash(), chip(OTHER)), (), RESTART, False, "the agent resets its device",
     ),
     "in place: or of what its chip's memory has met": (
-        AUTO, explained(crash(), chip()), (), RESTART, False, "the agent resets its device",
+        AUTO, explained(crash(), chip()), (), RESTART, False, HEALS,
     ),
     "in place, degraded: no code is known, and the chip did not reset": (
         AUTO, msgspec.structs.replace(crash(code=201), reset_helps=False, reset_failed=True), (),
@@ -183,11 +184,11 @@ TABLE = {
         ISOLATED, True, f"this device had code {HBM} in 3 consecutive faults within 24 h",
     ),
     "in place, degraded: the second time does not": (
-        AUTO, chip(), past((chip(hours_ago=2), RESTART)), RESTART, False, "reset",
+        AUTO, chip(), past((chip(hours_ago=2), RESTART)), RESTART, False, HEALS,
     ),
     "in place, degraded: nor a third time after more than 24 hours": (
         AUTO, chip(), past((chip(hours_ago=25), RESTART), (chip(hours_ago=2), RESTART)),
-        RESTART, False, "reset",
+        RESTART, False, HEALS,
     ),
     "in place, degraded: three times in one incident are three times": (
         AUTO, chip(),
@@ -196,25 +197,25 @@ TABLE = {
     ),
     "in place, degraded: nor if two decisions were about one of them": (
         AUTO, chip(), past((chip(hours_ago=2), RESTART), (chip(hours_ago=2), RESTART)),
-        RESTART, False, "reset",
+        RESTART, False, HEALS,
     ),
     "in place, degraded: nor another code": (
         AUTO, chip(),
         past((chip(OTHER, 3), RESTART), (chip(OTHER, 2), RESTART)),
-        RESTART, False, "reset",
+        RESTART, False, HEALS,
     ),
     "in place, degraded: nor codes in turn, for then they are not in a row": (
         AUTO, chip(),
         past((chip(hours_ago=3), RESTART), (chip(OTHER, 2), RESTART), (chip(), RESTART)),
-        RESTART, False, "reset",
+        RESTART, False, HEALS,
     ),
     "in place, degraded: nor another chip of the node": (
         AUTO, chip(), past((chip(device=1), RESTART), (chip(device=2), RESTART)),
-        RESTART, False, "reset",
+        RESTART, False, HEALS,
     ),
     "in place, degraded: nor the same chip of another node": (
         AUTO, chip(), past((chip(host="host-2"), RESTART), (chip(host="host-4"), RESTART)),
-        RESTART, False, "reset",
+        RESTART, False, HEALS,
     ),
     **{
         f"in place, degraded: {code}, which users cause, isolates nothing the third time": (

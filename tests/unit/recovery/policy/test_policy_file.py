@@ -7,8 +7,14 @@ from pathlib import Path
 import pytest
 
 from rekindle.errors import UsageError
+from rekindle.recovery.policy.dialect import Dialect
 from rekindle.recovery.policy.policy import Policy, Strategy
-from rekindle.recovery.policy.policy_file import PolicyFormat, read_policy, write_policy
+from rekindle.recovery.policy.policy_file import (
+    PolicyFormat,
+    notices_about,
+    read_policy,
+    write_policy,
+)
 
 MODELARTS = """
 kind: Job
@@ -46,6 +52,7 @@ def test_a_job_of_modelarts(tmp_path: Path) -> None:
     """A file of a ModelArts job gives the policy of its annotations."""
     policy = read_policy(written(tmp_path, MODELARTS))
     assert (policy.max_reschedules, policy.unconditional) == (3, True)
+    assert policy.dialect is Dialect.MODELARTS
 
 
 def test_a_job_of_mindcluster(tmp_path: Path) -> None:
@@ -54,7 +61,7 @@ def test_a_job_of_mindcluster(tmp_path: Path) -> None:
     The retry limit is `backoffLimit`.
     """
     policy = read_policy(written(tmp_path, MINDCLUSTER))
-    assert policy.max_reschedules == 3
+    assert (policy.max_reschedules, policy.dialect) == (3, Dialect.MINDCLUSTER)
     assert {Strategy.RETRY, Strategy.DUMP} <= set(policy.strategies)
     assert Strategy.RECOVER not in policy.strategies
 
@@ -102,6 +109,12 @@ def test_a_job_of_mindcluster(tmp_path: Path) -> None:
             "did you mean recover-strategy",
         ),
         (MODELARTS + "max_restarts: 3", "yaml:8: max_restarts and metadata exclude each other"),
+        (
+            MINDCLUSTER.replace(
+                "annotations: {", 'annotations: {fault-tolerance/hang-retry: "t", '
+            ),
+            "yaml:5: fault-tolerance/hang-retry is of ModelArts and process-recover-enable of Mind",
+        ),
     ],
 )
 def test_what_cannot_be_meant_is_refused(tmp_path: Path, text: str, words: str) -> None:
@@ -119,6 +132,28 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     (tmp_path / "bytes").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(UsageError, match="bytes:1: not UTF-8; save the file in UTF-8"):
         read_policy(tmp_path / "bytes")
+
+
+RECOVERS = {Strategy.RETRY, Strategy.DUMP}
+
+
+@pytest.mark.parametrize(
+    ("label", "recovers", "words"),
+    [
+        ("", RECOVERS, "applies without the label process-recover-enable"),
+        ('process-recover-enable: "on", ', RECOVERS, ""),
+        ('process-recover-enable: "off", ', set(), "no effect, because process-recover-enable is"),
+        ("process-recover-enable: pause, ", set(), "process-recover-enable is pause"),
+    ],
+)
+def test_the_switch_of_recover_strategy(
+    tmp_path: Path, label: str, recovers: set[Strategy], words: str
+) -> None:
+    """The annotation switches itself on, as from MindCluster 7.2, and a notice says so."""
+    path = written(tmp_path, MINDCLUSTER.replace('process-recover-enable: "on", ', label))
+    assert RECOVERS & set(read_policy(path).strategies) == recovers
+    found = notices_about(path)
+    assert (len(found), all(words in text for text in found)) == (bool(words), True)
 
 
 @pytest.mark.parametrize("form", PolicyFormat)

@@ -41,6 +41,7 @@ def test_a_cancelled_run_stops_only_a_job_that_no_other_run_steers(
     endpoint = Endpoint(host="127.0.0.1", port=1, pid=1, attempt=1)
     monkeypatch.setattr(cancellation.jobs, "coordinator_of", lambda job_id: endpoint)
     monkeypatch.setattr(cancellation.jobs, "client_of", lambda job_id, endpoint: client)
+    monkeypatch.setattr(cancellation, "report_later", lambda job_id, flow_run_id: None)
     monkeypatch.setattr(cancellation, "flow_run_logger", lambda run, flow: logging.getLogger())
     run = FlowRun.model_validate({"flow_id": OWN, "id": OWN, "name": "two", "labels": {LABEL: "a"}})
     stop_job(SimpleNamespace(name="train"), run, Cancelled())

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
+from rekindle import names
 from rekindle.errors import SessionError
 from rekindle.training.torch import Session, StepSampler
 
@@ -117,6 +118,15 @@ def test_a_wrong_loop_is_refused(
     """The text has the remedy."""
     with pytest.raises(SessionError, match=text):
         script(session)
+
+
+def test_a_world_that_may_shrink_is_refused_at_the_start(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not only when a node has left."""
+    monkeypatch.setenv(names.ENV_SHRINKS, "1")
+    with pytest.raises(SessionError, match="give one number of nodes, --nnodes N"):
+        next(session.epochs(1))
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
+from rekindle.errors import SessionError
 from rekindle.training.torch import Session
 from rekindle.training.torch.torch_generations import renew_gradients
 
@@ -48,3 +50,12 @@ def test_gradients_of_a_broken_step_become_zero_in_place_or_none() -> None:
     assert parameters[1].grad is None
     renew_gradients(parameters, keep=False)
     assert parameters[0].grad is None
+
+
+def test_statistics_of_each_rank_in_a_loop_over_epochs() -> None:
+    """This loop takes its snapshots outside of steps, so it refuses a state of single ranks."""
+    model = torch.nn.BatchNorm1d(2)
+    given = Session(model=model, optimizer=torch.optim.SGD(model.parameters()))._loop.given
+    given.check_epochs(alone=False)
+    with pytest.raises(SessionError, match="does not keep the running statistics of BatchNorm"):
+        given.check_epochs(alone=True)

@@ -14,7 +14,9 @@ import pytest
 import torch
 
 from rekindle.errors import SessionError
-from rekindle.training.torch.repeat import SMALL_BYTES, LocalValues, Repeat
+from rekindle.training.torch.repeat import Repeat
+from rekindle.training.torch.state.script_values import SMALL_BYTES
+from rekindle.training.torch.state.script_values import Blocks as Values
 
 BLOCKS = 6
 
@@ -29,7 +31,7 @@ class Blocks:
     def __init__(self) -> None:
         self.tries: list[int] = []
         self._repeat = Repeat()
-        self._values = LocalValues([self])
+        self._values = Values([self])
         self._first = False
 
     def __enter__(self) -> Blocks:

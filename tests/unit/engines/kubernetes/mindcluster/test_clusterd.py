@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -24,11 +24,29 @@ pytest.importorskip("kubernetes.client")
 from rekindle.engines.kubernetes.client.api import load
 from rekindle.engines.kubernetes.client.api_errors import DamagedError
 from rekindle.engines.kubernetes.mindcluster.clusterd import (
+    ClientInfo,
+    DataStatusReq,
+    DataStatusRes,
+    DataTypeReq,
+    DataTypeRes,
+    DeviceFault,
+    FaultRank,
+    FaultResult,
+    FaultSignal,
+    ManageSignal,
+    NodeFault,
+    Status,
+    SwitchFault,
+    SwitchWords,
     data_trace,
+    decoded,
+    encoded,
+    faults_of,
+    follow_trace,
+    get_trace,
     modify_trace,
+    orders_to,
     read_trace,
-    request,
-    response,
 )
 from rekindle.engines.kubernetes.mindcluster.resets import read_reset
 from rekindle.engines.kubernetes.placement.placement import Placement
@@ -103,6 +121,15 @@ def fields(content: bytes) -> dict[int, bytes | int]:
     return found
 
 
+def request(job: str, switch: Switch) -> bytes:
+    return encoded(DataTypeReq(job, SwitchWords.of(switch)))
+
+
+def response(content: bytes) -> tuple[str, int]:
+    found = decoded(content, DataTypeRes)
+    return found.message, found.code
+
+
 def test_the_message() -> None:
     """The field numbers follow profiling.proto: jobNsName 1, profilingSwitch 2, its words 1-5."""
     found = fields(request("default/demo", STEPS))
@@ -116,7 +143,7 @@ def test_the_message() -> None:
 
 
 def test_the_answer() -> None:
-    """response() returns the message and the code (two bytes for 200), and skips unknown fields."""
+    """decoded() returns the message and the code (two bytes for 200), and skips unknown fields."""
     assert response(b"\x0a\x02ok\x10\xc8\x01") == ("ok", 200)
     assert response(b"\x10\x94\x03\x1a\x03new\x20\x01") == ("", 404)
     assert response(b"") == ("", 0)
@@ -135,25 +162,95 @@ def test_the_answer() -> None:
     ],
 )
 def test_answers_that_are_none(content: bytes) -> None:
-    """response() refuses a truncated answer, and an answer of another type."""
+    """decoded() refuses a truncated answer, and an answer of another type."""
     with pytest.raises(JobError, match="not a DataTypeRes"):
         response(content)
 
 
+SIGNAL = FaultSignal(
+    uuid="u",
+    job="uid",
+    type="fault",
+    nodes=(
+        NodeFault(
+            name="worker-7",
+            address="10.0.0.7",
+            level="UnHealthy",
+            devices=(
+                DeviceFault(device="3", codes=("80E01801", "80C98009"), level="RestartBusiness"),
+                DeviceFault(switches=(SwitchFault(code="[0x08520003,na,L2,na]", port="2"),)),
+            ),
+        ),
+        NodeFault(name="worker-8"),
+    ),
+)
+ORDER = ManageSignal(
+    uuid="v",
+    job="uid",
+    type="changeStrategy",
+    actions=("change_strategy",),
+    ranks=(FaultRank("3", "0"), FaultRank("11", "1")),
+    strategy="retry",
+    limit=-1,
+)
+
+
+@pytest.mark.parametrize(
+    "message", [SIGNAL, ORDER, FaultResult(code=200, signal=SIGNAL), DataStatusRes(code=200)]
+)
+def test_messages_are_read_as_they_are_written(message: msgspec.Struct) -> None:
+    """Repeated, nested and negative fields survive; a negative number has ten bytes."""
+    if message is ORDER:
+        ten = encoded(ORDER)[-11:]
+        assert ten == b"\x38" + b"\xff" * 9 + b"\x01"
+        message = msgspec.structs.replace(ORDER, limit=2**64 - 1)
+    assert decoded(encoded(message), type(message)) == message
+
+
+def test_numbers_of_the_fields_follow_the_proto() -> None:
+    """The device's codes are field 3 of field 5 of field 4 of a fault signal."""
+    signal = FaultSignal(nodes=(NodeFault(devices=(DeviceFault(codes=("80E01801",)),)),))
+    assert encoded(signal) == bytes([4 << 3 | 2, 12, 5 << 3 | 2, 10, 3 << 3 | 2, 8]) + b"80E01801"
+    assert encoded(ClientInfo("uid", "r")) == b"\x0a\x03uid\x12\x01r"
+
+
 class Clusterd:
-    """A gRPC server with this one method and a configurable answer."""
+    """A gRPC server with ClusterD's methods and configurable answers.
+
+    `answers`: the last one holds for each method; a stream yields all. `asked`: the requests of
+    `ModifyTrainingDataTraceSwitch`.
+    """
 
     def __init__(self) -> None:
         import grpc
 
         self.asked: list[bytes] = []
+        self.calls: list[tuple[str, bytes]] = []
         self.answer = b"\x10\xc8\x01"
+        self.answers: dict[str, list[bytes]] = {}
         self.failure = ""
         self._server = grpc.server(ThreadPoolExecutor(1))
-        handler = grpc.unary_unary_rpc_method_handler(self._modify)
-        service = {"ModifyTrainingDataTraceSwitch": handler}
-        generic = grpc.method_handlers_generic_handler("TrainingDataTrace", service)
-        self._server.add_generic_rpc_handlers((generic,))
+        one, many = grpc.unary_unary_rpc_method_handler, grpc.unary_stream_rpc_method_handler
+        services = {
+            "TrainingDataTrace": {
+                "ModifyTrainingDataTraceSwitch": one(self._modify),
+                "GetTrainingDataTraceSwitch": one(self._one("get trace")),
+                "SubscribeDataTraceSwitch": many(self._many("follow trace")),
+            },
+            "fault.Fault": {
+                "Register": one(self._one("register faults")),
+                "GetFaultMsgSignal": one(self._one("get faults")),
+                "SubscribeFaultMsgSignal": many(self._many("follow faults")),
+            },
+            "Recover": {
+                "Init": one(self._one("init")),
+                "Register": one(self._one("register")),
+                "SubscribeProcessManageSignal": many(self._many("follow orders")),
+            },
+        }
+        for name, methods in services.items():
+            generic = grpc.method_handlers_generic_handler(name, methods)
+            self._server.add_generic_rpc_handlers((generic,))
         self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
         self._server.start()
 
@@ -164,6 +261,20 @@ class Clusterd:
         if self.failure:
             context.abort(grpc.StatusCode.UNKNOWN, self.failure)
         return self.answer
+
+    def _one(self, name: str) -> Callable[[bytes, Any], bytes]:
+        def handle(content: bytes, context: Any) -> bytes:
+            self.calls.append((name, content))
+            return self.answers.get(name, [encoded(Status(200))])[-1]
+
+        return handle
+
+    def _many(self, name: str) -> Callable[[bytes, Any], Iterator[bytes]]:
+        def handle(content: bytes, context: Any) -> Iterator[bytes]:
+            self.calls.append((name, content))
+            yield from self.answers.get(name, [])
+
+        return handle
 
     def close(self) -> None:
         self._server.stop(None).wait()
@@ -187,6 +298,43 @@ def test_clusterd_is_asked(clusterd: Clusterd) -> None:
     clusterd.failure = "notify subscriber failed"
     with pytest.raises(JobError, match="UNKNOWN: notify subscriber failed"):
         modify_trace(clusterd.address, "default/demo", ALL)
+
+
+def test_the_switch_is_read_and_followed(clusterd: Clusterd) -> None:
+    """Get asks with the job's name, Subscribe with the uid of its workload."""
+    clusterd.answers["get trace"] = [encoded(DataStatusRes("ok", SwitchWords.of(STEPS), 200))]
+    assert get_trace(clusterd.address, "default/demo") == STEPS
+    assert clusterd.calls == [("get trace", encoded(DataStatusReq("default/demo")))]
+    stream = [encoded(DataStatusRes("", SwitchWords.of(each), 200)) for each in (ALL, Switch())]
+    clusterd.answers["follow trace"] = stream
+    assert list(follow_trace(clusterd.address, "uid")) == [ALL, Switch()]
+    assert clusterd.calls[1:] == [("follow trace", encoded(ClientInfo("uid")))]
+    clusterd.answers["get trace"] = [encoded(DataStatusRes("no job", None, 404))]
+    with pytest.raises(JobError, match="refuses with code 404: no job"):
+        get_trace(clusterd.address, "default/demo")
+
+
+@pytest.mark.parametrize("follow", [False, True])
+def test_faults_of_a_job(clusterd: Clusterd, follow: bool) -> None:
+    """The client registers first. One answer has all faults, and a stream each change."""
+    clusterd.answers["get faults"] = [encoded(FaultResult(200, "", SIGNAL))]
+    clusterd.answers["follow faults"] = [encoded(SIGNAL), encoded(FaultSignal(type="normal"))]
+    found = list(faults_of(clusterd.address, "uid", follow=follow))
+    assert found == [SIGNAL, *[FaultSignal(type="normal")] * follow]
+    names = ["register faults", "follow faults" if follow else "get faults"]
+    assert [name for name, _ in clusterd.calls] == names
+    clusterd.answers["register faults"] = [encoded(Status(402, "job not exist"))]
+    with pytest.raises(JobError, match="refuses with code 402: job not exist"):
+        list(faults_of(clusterd.address, "uid", follow=follow))
+
+
+def test_orders_to_a_job(clusterd: Clusterd) -> None:
+    """The client calls Init and Register, then it gets the orders."""
+    order = msgspec.structs.replace(ORDER, limit=30)
+    clusterd.answers["follow orders"] = [encoded(order)]
+    assert list(orders_to(clusterd.address, "uid")) == [order]
+    client = encoded(ClientInfo("uid"))
+    assert clusterd.calls == [(each, client) for each in ("init", "register", "follow orders")]
 
 
 def test_clusterd_that_is_not_there() -> None:
@@ -301,6 +449,39 @@ def test_the_command_asks_clusterd(
     assert status == 1
     assert "refuses with code 500" in error
     assert cluster.call("GET", f"{MAPS}/data-trace-demo")[0] == 404
+
+
+def test_the_command_reads_clusterds_signals(
+    clusterd: Clusterd, cluster: Simulated, trace: Command, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The commands find the uid of the workload, and print one line for each answer."""
+    jobs = "/apis/batch/v1/namespaces/default/jobs"
+    cluster.patch(f"{MAPS}/demo", {"data": {"kind": "indexed-job"}})
+    template = {"spec": {"restartPolicy": "Never", "containers": [{"name": "c", "image": "i"}]}}
+    job = {"metadata": {"name": "demo"}, "spec": {"suspend": True, "template": template}}
+    uid = cluster.create(jobs, job)["metadata"]["uid"]
+    named = ["--clusterd", clusterd.address, "--kubeconfig", str(cluster.kubeconfig)]
+    clusterd.answers["get trace"] = [encoded(DataStatusRes("ok", SwitchWords.of(STEPS), 200))]
+    clusterd.answers["follow trace"] = [encoded(DataStatusRes("", SwitchWords.of(ALL), 200))]
+    lines = [" ".join(STEPS.words), " ".join(ALL.words)]
+    assert trace("--follow", "--clusterd", clusterd.address)[:2] == (0, "\n".join(lines))
+    clusterd.answers["get faults"] = [encoded(FaultResult(200, "", SIGNAL))]
+    clusterd.answers["follow orders"] = [encoded(msgspec.structs.replace(ORDER, limit=30))]
+    for what, word in (("faults", "80E01801"), ("recovery", "change_strategy")):
+        with pytest.raises(SystemExit) as ended:
+            cli.main(["kubernetes", "signals", "demo", what, *named])
+        assert (ended.value.code or 0) == 0
+        assert word in capfd.readouterr().out
+    assert {content for name, content in clusterd.calls if name != "get trace"} == {
+        encoded(ClientInfo(uid))
+    }
+    cluster.delete(f"{jobs}/demo")
+
+
+def test_outside_of_the_cluster_clusterd_needs_an_address(trace: Command) -> None:
+    """The error names the option."""
+    status, _, error = trace("--follow")
+    assert (status, "--clusterd HOST:PORT" in error) == (2, True)
 
 
 def test_what_mindcluster_writes_is_never_put_back(cluster: Simulated, tmp_path: Path) -> None:

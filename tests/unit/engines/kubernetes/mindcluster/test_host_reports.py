@@ -62,12 +62,12 @@ def test_faults_of_chips() -> None:
     report = chips_of(thing)
     assert report == Report(
         faults=(
-            ActiveCode("A8028801", 4, FaultOrigin.CHIP),
-            ActiveCode("80E18402", 4, FaultOrigin.CHIP),
-            ActiveCode("81078603", 0, FaultOrigin.NETWORK, Severity.MINOR),
-            ActiveCode("120001001", -1, FaultOrigin.NODE),
-            ActiveCode("80C98006", 3, FaultOrigin.CHIP, Severity.MINOR),
-            ActiveCode("80CB8006", 6, FaultOrigin.CHIP, Severity.MINOR),
+            ActiveCode("A8028801", 4, FaultOrigin.CHIP, Severity.CRITICAL),
+            ActiveCode("80E18402", 4, FaultOrigin.CHIP, Severity.CRITICAL),
+            ActiveCode("81078603", 0, FaultOrigin.NETWORK, Severity.NOTICE),
+            ActiveCode("120001001", -1, FaultOrigin.NODE, Severity.CRITICAL),
+            ActiveCode("80C98006", 3, FaultOrigin.CHIP, Severity.NOTICE),
+            ActiveCode("80CB8006", 6, FaultOrigin.CHIP, Severity.NOTICE),
         ),
         updated=1744182144,
     )
@@ -95,7 +95,7 @@ def test_names_of_the_level_by_version(name: str) -> None:
         name: "NotHandleFault",
     }
     faults = chips_of(device_info("a", old)).faults
-    assert [fault.severity for fault in faults] == [Severity.MINOR] * 2
+    assert [fault.severity for fault in faults] == [Severity.NOTICE] * 2
 
 
 def test_newer_resources_and_fields() -> None:
@@ -107,7 +107,7 @@ def test_newer_resources_and_fields() -> None:
     }
     cover = {"DeviceInfo": info, "CheckCode": code_of(go(info)), "RackID": 7}
     thing = configmap("mindx-dl-deviceinfo-a", {"DeviceInfoCfg": go(cover)})
-    assert chips_of(thing).faults == (ActiveCode("80E01801", 1, FaultOrigin.CHIP),)
+    assert chips_of(thing).faults == (ActiveCode("80E01801", 1, FaultOrigin.CHIP, Severity.MAJOR),)
 
 
 def test_what_has_no_code_is_a_remark() -> None:
@@ -237,7 +237,7 @@ def test_all_hosts_of_clusterd() -> None:
         *(("a", Topic.CHIPS), ("b", Topic.CHIPS), ("a", Topic.SWITCHES))
     ]
     assert found[0].report is not None
-    assert found[0].report.faults == (ActiveCode("80E01801", 1, FaultOrigin.CHIP),)
+    assert found[0].report.faults == (ActiveCode("80E01801", 1, FaultOrigin.CHIP, Severity.MAJOR),)
     assert "mindx-dl-deviceinfo-b" in found[1].damage
 
 

@@ -152,10 +152,10 @@ def test_a_pod_whose_chips_are_not_known() -> None:
 
 
 def test_codes_that_no_table_lists() -> None:
-    """A code without a table entry has the severity of MindCluster."""
+    """A code without a table entry has the severity of MindCluster's level."""
     place, tables = Placed("u", "a", "10.0.0.1", (0, 1)), Tables.load()
-    mild = ActiveCode("80999999", 0, FaultOrigin.CHIP, Severity.MINOR)
-    grave = ActiveCode("80999999", 1, FaultOrigin.CHIP)
+    mild = ActiveCode("80999999", 0, FaultOrigin.CHIP, Severity.NOTICE)
+    grave = ActiveCode("80999999", 1, FaultOrigin.CHIP, Severity.CRITICAL)
     found = health_events(place, [Report((mild, grave))], 0, 2)
     urgencies = [verdict_of(tables, one).urgency for one in found]
     assert urgencies == [Urgency.NONE, Urgency.NOW]

@@ -13,6 +13,7 @@ from rekindle.recovery.faults.fault import FaultKind
 from rekindle.recovery.faults.tables.loading import load
 from rekindle.recovery.faults.tables.tables import Tables
 from rekindle.recovery.faults.tables.verdict import Blame, FaultOrigin, Severity, Urgency
+from rekindle.recovery.policy.dialect import Dialect
 
 TABLES = Tables.load()
 ROWS = load(None)
@@ -102,22 +103,30 @@ def test_any_mixture_of_cases(code: str, random: Any) -> None:
     assert TABLES.ascend(mixed) == TABLES.ascend(code)
 
 
+IGNORED, RESET, SEPARATED = "NotHandleFault", "RestartNPU", "SeparateNPU"
+
+
 @pytest.mark.parametrize(
-    ("severity", "level"),
+    ("severity", "by_document", "by_mindcluster"),
     [
-        (None, "SeparateNPU"),
-        (Severity.NOTICE, "NotHandleFault"),
-        (Severity.MINOR, "NotHandleFault"),
-        (Severity.MAJOR, "SeparateNPU"),
-        (Severity.CRITICAL, "SeparateNPU"),
+        (None, SEPARATED, SEPARATED),
+        (Severity.NOTICE, IGNORED, IGNORED),
+        (Severity.MINOR, RESET, IGNORED),
+        (Severity.MAJOR, RESET, SEPARATED),
+        (Severity.CRITICAL, SEPARATED, SEPARATED),
     ],
 )
-def test_unlisted_code_of_a_chip(severity: Severity | None, level: str) -> None:
-    """An unlisted chip code is ignored up to minor. Otherwise, the device is separated."""
-    verdict = TABLES.ascend("0x8abcdef0", severity)
+@pytest.mark.parametrize("dialect", Dialect)
+def test_unlisted_code_of_a_chip(
+    severity: Severity | None, by_document: str, by_mindcluster: str, dialect: Dialect
+) -> None:
+    """In the document, minor and major faults can heal. MindCluster ignores or separates them."""
+    level = by_mindcluster if dialect is Dialect.MINDCLUSTER else by_document
+    verdict = Tables.load(dialect=dialect).ascend("0x8abcdef0", severity)
     assert (verdict.level, verdict.listed, verdict.code) == (level, False, "8ABCDEF0")
-    assert (verdict.urgency is Urgency.NOW) == (level == "SeparateNPU")
-    assert (verdict.at_fault is Blame.DEVICE) == (level == "SeparateNPU")
+    assert (verdict.urgency is Urgency.NOW) == (level != IGNORED)
+    assert (verdict.at_fault is Blame.DEVICE) == (level != IGNORED)
+    assert verdict.reset_helps == (level == RESET)
 
 
 @pytest.mark.parametrize("severity", [None, *Severity])

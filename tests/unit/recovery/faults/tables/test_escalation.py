@@ -13,8 +13,9 @@ from rekindle.recovery.faults.tables.escalation import Change, in_order, too_lon
 from rekindle.recovery.faults.tables.rows import DurationRow, FrequencyRow
 from rekindle.recovery.faults.tables.tables import Tables
 from rekindle.recovery.faults.tables.verdict import Blame, Urgency, Verdict
+from rekindle.recovery.policy.dialect import Dialect
 
-TABLES = Tables.load()
+TABLES = Tables.load(dialect=Dialect.MINDCLUSTER)
 DAY = 86_400
 UCE, PORT, TWICE, THRICE = "80E01801", "81078603", "80C98008", "80E18005"
 
@@ -60,6 +61,21 @@ def judged(changes: list[Change], now: float) -> list[str]:
 def test_frequency(changes: list[Change], now: float, levels: list[str]) -> None:
     """A code that occurs often enough within the window separates the device."""
     assert judged(changes, now) == levels
+
+
+@pytest.mark.parametrize("dialect", Dialect)
+def test_numbers_of_mindcluster_are_for_its_own_policies(dialect: Dialect) -> None:
+    """Other policies have the document's rule for all codes. A port keeps its own rule in both."""
+    tables, by_mindcluster = Tables.load(dialect=dialect), dialect is Dialect.MINDCLUSTER
+    for code in (UCE, TWICE, THRICE):
+        assert bool(tables.escalated(at(code, 1, 2, 3), 3)) is by_mindcluster
+        assert tables.has_rule_for_repeats(code) is by_mindcluster
+    assert tables.has_rule_for_repeats("80C98009") is by_mindcluster
+    assert [verdict.level for verdict in tables.escalated(flaps(5), 10_000)] == [
+        "ManuallySeparateNPU"
+    ]
+    assert tables.has_rule_for_repeats(PORT)
+    assert not tables.has_rule_for_repeats("79")  # an XID
 
 
 @pytest.mark.parametrize(

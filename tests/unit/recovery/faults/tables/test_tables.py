@@ -7,11 +7,17 @@ import subprocess
 import sys
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rekindle.recovery.faults.classification import fault_of_exit
+from rekindle.recovery.faults.classification import (
+    EventSource,
+    HealthEvent,
+    fault_of_exit,
+    verdict_of,
+)
 from rekindle.recovery.faults.fault import Exit, Fault, FaultKind, root_cause
 from rekindle.recovery.faults.tables import loading, tables
 from rekindle.recovery.faults.tables.loading import SHIPPED, load
@@ -220,6 +226,22 @@ def test_node_condition(condition: str, status: str, expected: dict[str, Any]) -
 def test_pod_reason(reason: str, expected: dict[str, Any]) -> None:
     """A pod reason without an entry is an unknown fault."""
     assert holds(TABLES.pod_reason(reason), expected)
+
+
+@pytest.mark.parametrize(
+    ("reason", "code", "words"),
+    [
+        ("Error", 137, "no table lists it; its container ended with exit status 137"),
+        ("OOMKilled", 137, "its container ended with exit status 137: "),
+        ("Error", 3, "its container ended with exit status 3: the script chose this status itself"),
+    ],
+)
+def test_exit_status_of_a_pods_container(reason: str, code: int, words: str) -> None:
+    """The exit status of a container explains the reason of its pod, and changes no verdict."""
+    event = HealthEvent(source=EventSource.POD_REASON, what=reason, node=0, exit_code=code)
+    verdict, plain = verdict_of(TABLES, event), TABLES.pod_reason(reason)
+    assert words in verdict.explanation
+    assert msgspec.structs.replace(verdict, explanation=plain.explanation) == plain
 
 
 def test_any_two_kinds_have_an_order() -> None:

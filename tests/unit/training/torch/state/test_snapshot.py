@@ -18,7 +18,7 @@ from rekindle.rank.progress import RankPlace
 from rekindle.rank.snapshot_writer import PATIENCE_S
 from rekindle.training.torch import private
 from rekindle.training.torch.state.sharding import GivenValues
-from rekindle.training.torch.state.snapshot import TorchSnapshotWriter, load_snapshot
+from rekindle.training.torch.state.snapshot import TorchSnapshotWriter, load, load_snapshot
 
 
 class Rank:
@@ -107,6 +107,55 @@ def test_a_sealed_snapshot_is_kept(rank: Rank) -> None:
     rank.seal(20)
     assert rank.take(25)
     assert [buffer.state for buffer in rank.agent] == [(25, 1), (20, 1)]
+
+
+def test_frozen_weights_are_copied_once(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A buffer gets a frozen weight again only if its content differs, and has each state exactly.
+
+    A change counts also without torch's version counter. In another generation the agent may have
+    written to the buffers.
+    """
+    rank.close()
+    rank.fds = [create_buffer("test", 1 << 20) for _ in range(2)]
+    rank.agent = [SnapshotBuffer(fd) for fd in rank.fds]
+    copied: list[int] = []
+    copy_all = private.copy_all
+
+    def count(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
+        copied.append(sum(each.numel() for each in sources))
+        copy_all(targets, sources)
+
+    monkeypatch.setattr(private, "copy_all", count)
+    rank.model = torch.nn.Sequential(torch.nn.Linear(200, 200, bias=False), torch.nn.Linear(200, 1))
+    frozen = rank.model[0].requires_grad_(False).weight
+
+    def kept(step: int, generation: int = 1) -> int:
+        """Take a snapshot, check what is in it, and return how many elements were copied."""
+        with torch.no_grad():
+            rank.model[1].weight.add_(1.0)
+        expected = {name: each.clone() for name, each in rank.model.state_dict().items()}
+        place = RankPlace(0, generation=generation, writes=True)
+        named = {"model": rank.model}
+        assert rank.writer.take(
+            named, place=place, step=step, notes={}, checkpoint=False, wait=False
+        )
+        for buffer in rank.agent:
+            if buffer.state == (step, generation):
+                buffer.seal()
+                there = torch.nn.Sequential(
+                    torch.nn.Linear(200, 200, bias=False), torch.nn.Linear(200, 1)
+                )
+                load({"model": there}, buffer)
+                assert all(
+                    torch.equal(each, expected[name]) for name, each in there.state_dict().items()
+                )
+        return copied[-1]
+
+    whole = 200 * 200 + 201
+    assert [kept(5), kept(10), kept(15), kept(20)] == [whole, whole, 201, 201]
+    frozen.data[3, 3] += 1.0
+    assert [kept(25), kept(30), kept(35)] == [whole, whole, 201]
+    assert [kept(40, 2), kept(45, 2), kept(50, 2)] == [whole, whole, 201]
 
 
 def test_a_checkpoint_that_is_overwritten_before_the_agent_comes(rank: Rank) -> None:

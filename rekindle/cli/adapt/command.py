@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 import libcst as cst
 
-from rekindle.cli.adapt_edits import Change, Edits
-from rekindle.cli.adapt_script import INIT, SESSION, WRAPPERS, Loop, Scope, Script, range_of
-from rekindle.cli.adapt_training import EMA, Note, Training, UnknownLoopError, call_of_another_file
+from rekindle.cli.adapt.edits import Change, Edits
+from rekindle.cli.adapt.script import INIT, SESSION, WRAPPERS, Loop, Scope, Script, range_of
+from rekindle.cli.adapt.training import EMA, Note, Training, UnknownLoopError, call_of_another_file
 from rekindle.console import say
 from rekindle.errors import UsageError
 

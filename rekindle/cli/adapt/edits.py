@@ -8,8 +8,8 @@ from typing import Any
 
 import libcst as cst
 
-from rekindle.cli.adapt_script import Loop, Script
-from rekindle.cli.adapt_training import (
+from rekindle.cli.adapt.script import Loop, Script
+from rekindle.cli.adapt.training import (
     Kept,
     Note,
     Rounds,

@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 import libcst as cst
 
-from rekindle.cli.adapt_script import WRAPPERS, Loop, Scope, Script, range_of
+from rekindle.cli.adapt.script import WRAPPERS, Loop, Scope, Script, range_of
 from rekindle.errors import RekindleError
 
 _RANK_GUARD = re.compile(r"rank|master|main_process|is_main|gpu|primary", re.IGNORECASE)

@@ -1,0 +1,386 @@
+"""Find the names that a script can set, and notice that their values change.
+
+The search begins at the functions of the script that run now, and at the modules of the script.
+"""
+
+from __future__ import annotations
+
+import bisect
+import ctypes
+import dis
+import enum
+import functools
+import io
+import itertools
+import re
+import sys
+import threading
+import warnings
+from argparse import Namespace
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from types import (
+    CellType,
+    CodeType,
+    FrameType,
+    FunctionType,
+    GeneratorType,
+    ModuleType,
+    SimpleNamespace,
+)
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+import xxhash
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+import rekindle
+from rekindle.rank.error_origin import is_of_library
+from rekindle.training.torch import private
+from rekindle.training.torch.data import random_streams as rng
+from rekindle.training.torch.data.epoch_order import GENERATORS
+
+# Objects with a state that the Session keeps or refuses, data, and what other threads change.
+_OTHERS: tuple[Any, ...] = (
+    *(torch.optim.Optimizer, LRScheduler, Dataset, DataLoader, Sampler),
+    *(io.IOBase, enum.Enum, BaseException, threading.Thread),
+)
+_OF_MODULE = frozenset(vars(torch.nn.Module()))
+_OURS = str(Path(rekindle.__file__).parent)  # the fork server runs as the main module
+_USES = re.compile("(LOAD|STORE|DELETE)_(?:FAST|NAME|DEREF|CLASSDEREF|CLOSURE|GLOBAL)")
+_ENDS = re.compile("RETURN|RAISE|RERAISE|JUMP_(?:FORWARD|BACKWARD|ABSOLUTE)")  # no next instruction
+MISSING = object()  # instead of the value of a name that has none
+ATOMS = frozenset((bool, int, float, complex, str, bytes, type(None), range, ModuleType))
+LONG = 1_000  # elements; a longer container is compared and copied only when it is necessary
+_SAMPLE = 1 << 20  # elements of an array that are compared, at most twice as many
+
+
+class Names:
+    """Names with values that the script can set.
+
+    thing: an object, a class, a function (the variables of its closure), a function that runs (a
+    frame), or the dict of a module.
+    """
+
+    def __init__(self, thing: Any) -> None:
+        self.thing = thing
+
+    def read(self) -> dict[str, Any]:
+        """Return the values by name."""
+        thing = self.thing
+        if isinstance(thing, FrameType):
+            return dict(thing.f_locals)
+        if isinstance(thing, dict):
+            return {n: v for n, v in thing.items() if not n.startswith("__")}
+        if isinstance(thing, FunctionType):
+            cells = {name: _in_cell(cell) for name, cell in _cells_of(thing).items()}
+            return {n: v for n, v in cells.items() if v is not MISSING} | thing.__dict__
+        if isinstance(thing, type):
+            return {n: v for n, v in vars(thing).items() if _is_data(n, v)}
+        slots = {name: getattr(thing, name, MISSING) for name in _slots_of(kind_of(thing))}
+        found = {n: v for n, v in slots.items() if v is not MISSING}
+        inside = getattr(thing, "__dict__", {})
+        if isinstance(thing, torch.nn.Module):
+            return {n: v for n, v in inside.items() if n not in _OF_MODULE}
+        return found | inside
+
+    def write(self, values: Mapping[str, Any], *, drops: Iterable[str] = ()) -> None:
+        """Set these values, and remove the names in `drops`.
+
+        A frame, a closure and a module keep all names.
+        """
+        thing = self.thing
+        if isinstance(thing, FrameType):
+            local = thing.f_locals  # each read of it forgets what was set in it
+            for name, value in values.items():
+                local[name] = value
+            if sys.version_info < (3, 13):  # later, f_locals writes through
+                ctypes.pythonapi.PyFrame_LocalsToFast(ctypes.py_object(thing), ctypes.c_int(0))
+            return
+        if isinstance(thing, dict):
+            thing.update(values)
+            return
+        cells = _cells_of(thing) if isinstance(thing, FunctionType) else {}
+        usual = isinstance(thing, type | FunctionType)
+        put = setattr if usual else object.__setattr__  # the second: also of a frozen class
+        drop = delattr if usual else object.__delattr__
+        for name in drops:
+            if name not in cells:
+                drop(thing, name)
+        for name, value in values.items():
+            if name in cells:
+                cells[name].cell_contents = value
+            else:
+                put(thing, name, value)
+
+
+def kind_of(value: Any) -> Any:
+    """Return the class of a value, for a function with a cache."""
+    return type(value)
+
+
+@functools.cache
+def has_names(kind: Any) -> bool:
+    """Return whether values of a class have names that the script can set."""
+    if issubclass(kind, SimpleNamespace | Namespace | FrameType):
+        return True
+    if issubclass(kind, _OTHERS):
+        return False
+    return is_of_script(kind)
+
+
+@functools.cache
+def is_of_script(kind: Any) -> bool:
+    """Return whether the script defines this class."""
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None) or ""
+    ours = file.startswith(_OURS)
+    return kind.__module__ != "builtins" and not ours and not is_of_library(kind.__module__, file)
+
+
+def stack_of(frame: FrameType | None) -> Iterator[FrameType]:
+    """Yield the functions of the script that run now: this one, then those that called it."""
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not file.startswith(_OURS) and not is_of_library(_module_of(frame), file):
+            yield frame
+        frame = frame.f_back
+
+
+def _module_of(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__"))
+
+
+def modules_of_script() -> dict[str, ModuleType]:
+    """Return the modules of the script by name."""
+    return _modules(len(sys.modules))
+
+
+@functools.lru_cache(maxsize=1)
+def _modules(_: int) -> dict[str, ModuleType]:
+    found = {}
+    for name, module in list(sys.modules.items()):
+        if issubclass(type(module), ModuleType):
+            file = ModuleType.__getattribute__(module, "__dict__").get("__file__")
+            named = isinstance(file, str) and file and not file.startswith(_OURS)
+            if named and not is_of_library(name, str(file)):
+                found[name] = module
+    return found
+
+
+def roots_of(frame: FrameType, modules: Iterable[torch.nn.Module]) -> Iterator[tuple[str, Any]]:
+    """Yield where a search begins: running functions, variables of modules, and parts of `modules`.
+
+    The functions are those of the script that lead to `frame`.
+    """
+    spaces: dict[int, tuple[str, Any]] = {}
+    for each in stack_of(frame):
+        spaces.setdefault(id(each.f_globals), ("", each.f_globals))
+        if each.f_locals is not each.f_globals:
+            yield "", each
+    for name, module in modules_of_script().items():
+        spaces.setdefault(id(vars(module)), ("" if name == "__main__" else name, vars(module)))
+    yield from spaces.values()
+    for model in modules:
+        for name, part in model.named_modules():
+            if is_of_script(kind_of(part)):
+                yield f"model.{name}" if name else "model", part
+
+
+def _cells_of(function: FunctionType) -> dict[str, CellType]:
+    return dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
+
+
+def _in_cell(cell: CellType) -> Any:
+    return cell.cell_contents if cell != CellType() else MISSING
+
+
+def _is_data(name: str, value: Any) -> bool:
+    """Return whether a name of a class is no method, and none of Python's own."""
+    return not name.startswith("__") and not hasattr(type(value), "__get__")
+
+
+@functools.cache
+def _slots_of(kind: Any) -> tuple[str, ...]:
+    named = (vars(each).get("__slots__", ()) for each in kind.__mro__)
+    found = itertools.chain.from_iterable((s,) if isinstance(s, str) else s for s in named)
+    return tuple(name for name in found if name not in ("__dict__", "__weakref__"))
+
+
+@functools.cache
+def is_iterator(kind: Any) -> bool:
+    """Return whether a class is one of iterators whose position shows."""
+    names = ("BaseDataLoaderIter", "_SingleProcessDataLoaderIter", "_MultiProcessingDataLoaderIter")
+    loader = kind.__module__.partition(".")[0] in ("torch", "torchdata") and kind.__name__ in names
+    plain = kind.__module__ in ("builtins", "itertools") and hasattr(kind, "__next__")
+    return loader or plain
+
+
+def position_of(iterator: Any) -> Any:
+    """Return a value that changes when the script advances this iterator."""
+    if isinstance(iterator, GeneratorType):
+        frame = iterator.gi_frame
+        if frame is None or iterator.gi_running:  # one around session.batches() runs now
+            return None
+        return frame.f_lasti, [id(each) for each in frame.f_locals.values()]
+    given = private.batches_given(iterator)
+    if given is not None:
+        return given
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of itertools
+            _, parts, *more = iterator.__reduce__()
+    except (TypeError, AttributeError):
+        return None
+    inner = (*parts, *more)
+    return [position_of(e) if is_iterator(kind_of(e)) else _number_or_id(e) for e in inner]
+
+
+def _number_or_id(value: Any) -> Any:
+    return value if type(value) in ATOMS else id(value)
+
+
+def print_of(value: Any, *, whole: bool) -> Any:
+    """Return a value that changes with the contents of a variable.
+
+    whole: also with the elements of a long container; otherwise only with its length.
+    """
+    kind = type(value)
+    if isinstance(value, torch.Tensor):
+        return print_of_tensor(value)
+    if kind is FunctionType and not (value.__closure__ or value.__dict__):
+        return id(value)
+    if isinstance(value, type) and not is_of_script(value):
+        return id(value)
+    seen: set[int] = set()
+
+    def inside(each: Any) -> Any:
+        if not is_named(each):
+            return _print_inside(each)
+        if id(each) in seen:
+            return id(each)
+        seen.add(id(each))
+        names = Names(each).read().items()
+        return [type(each).__qualname__, {n: v if whole else _short(v) for n, v in names}]
+
+    value = value if whole else _short(value)
+    try:
+        return xxhash.xxh3_64_intdigest(msgspec.msgpack.encode(value, enc_hook=inside))
+    except (TypeError, ValueError, OverflowError, RecursionError):
+        return "other", id(value)
+
+
+def _short(value: Any) -> Any:
+    """Return the value, or the length of a long container."""
+    long = isinstance(value, list | tuple | deque | dict | set) and len(value) > LONG
+    return ("long", id(value), len(value)) if long else value
+
+
+def _print_inside(value: Any) -> Any:
+    """Return the print of a value that has no names."""
+    if isinstance(value, torch.Tensor):
+        return print_of_tensor(value)
+    if isinstance(value, np.ndarray):
+        return value.dtype.str, value.shape, digest_of(value)
+    if isinstance(value, np.generic | complex | range):
+        return repr(value)
+    if isinstance(value, deque):
+        return list(value)
+    if isinstance(value, GENERATORS) and all(value is not each for each in rng.GLOBAL.values()):
+        state = rng.state_of(value)
+        return repr(state.tolist() if isinstance(state, torch.Tensor) else state)
+    if is_iterator(kind_of(value)):
+        return id(value), repr(position_of(value))
+    return id(value)
+
+
+def print_of_tensor(tensor: torch.Tensor) -> Any:
+    """Return a value that changes with a tensor; not with the values of a parameter."""
+    if tensor.is_inference() or (tensor.requires_grad and tensor.is_leaf):
+        return id(tensor)
+    return id(tensor), private.version_of(tensor)
+
+
+def is_named(value: Any) -> bool:
+    """Return whether a value has names that the script can set, and is no module of torch."""
+    if isinstance(value, FunctionType):
+        return bool(value.__closure__ or value.__dict__)
+    if isinstance(value, type):
+        return is_of_script(value)
+    return has_names(kind_of(value)) and not isinstance(value, FrameType | torch.nn.Module)
+
+
+def digest_of(array: np.ndarray[Any, Any]) -> int:
+    """Return a digest of a sample of the elements."""
+    if array.dtype.hasobject:
+        return hash(tuple(map(id, array.reshape(-1).tolist())))
+    every = max(1, array.size // _SAMPLE)
+    return xxhash.xxh3_64_intdigest(array.reshape(-1)[::every].tobytes())
+
+
+def reads_first(frame: FrameType) -> frozenset[str]:
+    """Return the variables that the code after the frame's place reads before it sets them."""
+    return _reads_first(frame.f_code, frame.f_lasti)
+
+
+@functools.cache
+def _reads_first(code: CodeType, place: int) -> frozenset[str]:
+    first: dict[str, str] = {}
+    for each in dis.get_instructions(code):
+        if each.offset > place:
+            for verb, name in _uses_of(each):
+                first.setdefault(name, verb)
+    return frozenset(name for name, verb in first.items() if verb == "LOAD")
+
+
+def reads_later(frame: FrameType) -> frozenset[str]:
+    """Return the variables whose present value the code after the frame's place may read."""
+    return _reads_later(frame.f_code, frame.f_lasti)
+
+
+@functools.cache
+def _reads_later(code: CodeType, place: int) -> frozenset[str]:
+    steps = list(dis.get_instructions(code))
+    at = {each.offset: number for number, each in enumerate(steps)}
+    after: list[list[int]] = []
+    for number, each in enumerate(steps):
+        goes_on = number + 1 < len(steps) and not _ENDS.match(each.opname)
+        jumps = each.opcode in (*dis.hasjrel, *dis.hasjabs)
+        after.append([number + 1] * goes_on + ([at[each.argval]] if jumps else []))
+    seen, waiting = set[int](), [0]
+    while waiting:
+        number = waiting.pop()
+        if number not in seen:
+            seen.add(number)
+            waiting += after[number]
+    # Handlers of errors have no way in; they may read all.
+    rest = {n for i, s in enumerate(steps) if i not in seen for v, n in _uses_of(s) if v == "LOAD"}
+    live: list[set[str]] = [set() for _ in steps]
+    changed = True
+    while changed:
+        changed = False
+        for number in reversed(range(len(steps))):
+            found = set().union(*(live[each] for each in after[number]))
+            for verb, name in reversed(list(_uses_of(steps[number]))):
+                found = found | {name} if verb == "LOAD" else found - {name}
+            changed = changed or found != live[number]
+            live[number] = found
+    # The place of a call may be inside of its instruction.
+    here = bisect.bisect(list(at), place) - 1
+    return frozenset(rest.union(*(live[each] for each in after[here]), _names_inside(code)))
+
+
+def _names_inside(code: CodeType) -> set[str]:
+    """Return the names that functions inside of this code may read."""
+    inner = [each for each in code.co_consts if isinstance(each, CodeType)]
+    return {n for each in inner for n in (*each.co_names, *each.co_freevars, *_names_inside(each))}
+
+
+def _uses_of(step: dis.Instruction) -> Iterator[tuple[str, str]]:
+    """Yield the verbs (LOAD, STORE or DELETE) of an instruction, each with a variable."""
+    verbs = _USES.findall(step.opname)
+    names = step.argval if isinstance(step.argval, tuple) else (step.argval,)
+    yield from zip(verbs, map(str, names), strict=False)

@@ -1,0 +1,348 @@
+"""Variables of a loop that change go to a new process, or the script is refused with the remedy."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+
+from rekindle.errors import SessionError
+from rekindle.training.torch.data.all_gather import pack, unpack
+from rekindle.training.torch.data.epoch_position import Place, Stage
+from rekindle.training.torch.state.script_variables import Variables
+
+BATCHES = 5
+
+
+class Loop:
+    """The places of one epoch, without a Session.
+
+    first: the batch with which this process begins; it then takes `received`. last: the batch at
+    whose request the process ends.
+    """
+
+    def __init__(self, received: bytes | None, first: int, last: int, ignore: Any = ()) -> None:
+        self.variables = Variables((), ignore)
+        self._first, self._last = first, last
+        if received is not None:
+            self.variables.load_state_dict(unpack(received))
+
+    def batches(self) -> Iterator[int]:
+        """Yield the numbers of the batches."""
+        for number in range(self._first, BATCHES + 1):
+            place = Place(0, number, Stage.BATCHES.value)
+            if self.variables.is_new and self.variables.place is not None:
+                self.variables.take(sys._getframe())
+            self.variables.look(sys._getframe(), place, outer=False)
+            if number == self._last:
+                return
+            yield number
+
+    def note(self) -> bytes:
+        """Return the values at the last place."""
+        return pack(self.variables.state_dict(), "variables")
+
+
+Script = Callable[[Loop], Any]
+
+
+def _in_two_processes(script: Script, at: int) -> tuple[Any, Any]:
+    """Return the values of an undisturbed run, and those of a run whose process ends at a batch."""
+    expected = script(Loop(None, 0, BATCHES))
+    former = Loop(None, 0, at)
+    script(former)
+    return expected, script(Loop(former.note(), at, BATCHES))
+
+
+class Meter:
+    """An object of a script."""
+
+    def __init__(self) -> None:
+        self.total, self.recent = 0.0, deque[float](maxlen=2)
+
+    def update(self, value: float) -> None:
+        """Add a value."""
+        self.total += value
+        self.recent.append(value)
+
+
+class Slotted:
+    """An object without a dict."""
+
+    __slots__ = ("total",)
+
+    def __init__(self) -> None:
+        self.total = 0
+
+
+class Trainer:
+    """An object with others in it, and a variable of its class."""
+
+    batches = 0
+
+    def __init__(self) -> None:
+        self.meters = defaultdict(Meter)
+        self.model = torch.nn.Linear(1, 1)
+        self.nested = {"a": {"b": {"c": [0]}}}
+
+
+def _numbers(loop: Loop) -> Any:
+    total, best, name, count = 0.0, None, "", 0
+    for number in loop.batches():
+        total += number / 3
+        best = number if best is None else max(best, number)
+        name += str(number)
+        count += 10**18 * 5
+    return total, best, name, count
+
+
+def _numpy_values(loop: Loop) -> Any:
+    worst, array = np.float64(0), np.zeros(3)
+    for number in loop.batches():
+        worst = max(worst, np.float64(number))
+        array[number % 3] += number
+    return type(worst).__name__, float(worst), array.tolist()
+
+
+def _containers(loop: Loop) -> Any:
+    history: list[Any] = []
+    recent: deque[int] = deque(maxlen=2)
+    counts: Counter[int] = Counter()
+    seen: set[int] = set()
+    ordered: OrderedDict[int, int] = OrderedDict()
+    alias = history
+    for number in loop.batches():
+        history.append([number, (number, [float(number)])])
+        recent.append(number)
+        counts[number % 2] += 1
+        seen.add(number)
+        ordered[number] = -number
+    return alias, list(recent), recent.maxlen, counts, seen, list(ordered.items())
+
+
+def _long_list(loop: Loop) -> Any:
+    history = [0.5] * 2_000
+    for number in loop.batches():
+        history.append(float(number))
+        history[number] = -1.0
+    return history
+
+
+def _objects(loop: Loop) -> Any:
+    meter, slotted, trainer = Meter(), Slotted(), Trainer()
+    space = SimpleNamespace(last=-1)
+    Trainer.batches = 0
+    for number in loop.batches():
+        meter.update(number)
+        slotted.total += number
+        trainer.meters["loss"].update(number)
+        trainer.meters[f"of {number % 2}"].update(number)
+        trainer.nested["a"]["b"]["c"].append(number)
+        Trainer.batches += 1
+        space.last = number
+    meters = {name: (each.total, list(each.recent)) for name, each in trainer.meters.items()}
+    kinds = {type(each).__name__ for each in trainer.meters.values()}
+    return meter.total, slotted.total, meters, kinds, trainer.nested, Trainer.batches, space.last
+
+
+def _tensors(loop: Loop) -> Any:
+    total, moving = torch.zeros(2), torch.zeros(1)
+    hidden: Any = None
+    by_name: dict[str, Any] = {"sum": torch.zeros(1)}
+    weight = torch.ones(1, requires_grad=True)
+    for number in loop.batches():
+        total += number
+        moving = moving * 0.5 + number
+        hidden = weight * number + (0 if hidden is None else hidden.detach())
+        by_name["sum"] = by_name["sum"] + number
+    return total.tolist(), moving.tolist(), hidden.item(), float(by_name["sum"])
+
+
+def _closure(loop: Loop) -> Any:
+    def counter() -> Callable[[], int]:
+        calls = 0
+
+        def count() -> int:
+            nonlocal calls
+            calls += 1
+            return calls
+
+        return count
+
+    count = counter()
+    for _ in loop.batches():
+        count()
+    return count()
+
+
+_LOSSES: list[float] = []
+_state = {"last": -1}
+
+
+def _globals(loop: Loop) -> Any:
+    _LOSSES.clear()
+    _state["last"] = -1
+    for number in loop.batches():
+        _LOSSES.append(number / 7)
+        _state["last"] = number
+    return list(_LOSSES), dict(_state)
+
+
+def _generators(loop: Loop) -> Any:
+    generator, rng = torch.Generator().manual_seed(1), np.random.default_rng(1)
+    drawn: list[float] = []
+    for _ in loop.batches():
+        drawn.append(float(torch.rand(1, generator=generator)) + float(rng.random()))
+    return drawn
+
+
+def _wrapped(loop: Loop) -> Any:
+    def numbered(batches: Iterator[int]) -> Iterator[tuple[int, int]]:
+        count = 0
+        for each in batches:
+            yield count, each
+            count += 2
+
+    found: list[Any] = []
+    pairs = numbered(loop.batches())
+    for pair in pairs:
+        found.append(pair)
+    return found
+
+
+def _made_again(loop: Loop) -> Any:
+    bar = None
+    for number in loop.batches():
+        large = torch.full((100_000,), float(number))
+        other = iter([number])
+        bar = float(large[0]) + next(other)
+    return bar
+
+
+@pytest.mark.parametrize("at", [1, 3])
+@pytest.mark.parametrize(
+    "script",
+    [
+        _numbers,
+        _numpy_values,
+        _containers,
+        _long_list,
+        _objects,
+        _tensors,
+        _closure,
+        _globals,
+        _generators,
+        _wrapped,
+        _made_again,
+    ],
+    ids=lambda each: getattr(each, "__name__", ""),
+)
+def test_a_new_process_gets_the_variables(script: Script, at: int) -> None:
+    """Its results are those of a run that nothing has disturbed."""
+    expected, found = _in_two_processes(script, at)
+    assert repr(found) == repr(expected)
+
+
+def _large(loop: Loop) -> None:
+    state = torch.zeros(100_000)
+    for number in loop.batches():
+        state = state * 0.9 + number
+
+
+def _large_in_place(loop: Loop) -> None:
+    state = {"running": np.zeros(100_000)}
+    for number in loop.batches():
+        state["running"][number] += 1
+
+
+def _iterator(loop: Loop) -> None:
+    other = iter([[each] for each in range(100)])
+    for _ in loop.batches():
+        next(other)
+
+
+def _own_generator(loop: Loop) -> None:
+    def forever() -> Iterator[int]:
+        number = 0
+        while True:
+            yield number
+            number += 1
+
+    other = forever()
+    for _ in loop.batches():
+        next(other)
+
+
+def _other_object(loop: Loop) -> None:
+    best = None
+    for _ in loop.batches():
+        best = torch.nn.Linear(1, 1)
+    assert best is not None
+
+
+def _attribute(loop: Loop) -> None:
+    trainer = SimpleNamespace(best=None)
+    for _ in loop.batches():
+        trainer.best = torch.nn.Linear(1, 1)
+
+
+@pytest.mark.parametrize(
+    ("script", "name"),
+    [
+        (_large, "state"),
+        (_large_in_place, "state.running"),
+        (_iterator, "other"),
+        (_own_generator, "other"),
+        (_other_object, "best"),
+        (_attribute, "trainer.best"),
+    ],
+    ids=lambda each: getattr(each, "__name__", str(each)),
+)
+def test_a_variable_that_no_other_process_could_get_is_refused(script: Script, name: str) -> None:
+    """The first batch that changes it shows it, and the text has the remedy."""
+    with pytest.raises(SessionError, match=rf"^{name} changes .*extra=.*ignore="):
+        script(Loop(None, 0, 2))
+    script(Loop(None, 0, 2, ignore=[name.partition(".")[0]]))
+
+
+def test_a_large_history_is_reported(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """One line names it; above the limit it is refused."""
+    module = "rekindle.training.torch.state.script_variables"
+    monkeypatch.setattr(f"{module}.NOTICE_BYTES", 1_000)
+    _long_list(Loop(None, 0, BATCHES))
+    assert "of variables are copied before each block: history" in capfd.readouterr().err
+    monkeypatch.setattr(f"{module}.LIMIT_BYTES", 1_000)
+    with pytest.raises(SessionError, match=r"history.* change from block to block"):
+        _long_list(Loop(None, 0, BATCHES))
+
+
+def test_a_state_is_small() -> None:
+    """It has only what changes."""
+    loop = Loop(None, 0, 3)
+    _numbers(loop)
+    assert len(msgspec.msgpack.encode(loop.note())) < 1_000
+
+
+def test_a_run_that_changes_variables_is_refused() -> None:
+    """A new process gets only the result of the function."""
+    history, best = [0.5], float("nan")
+    variables, ignoring = Variables((), ["before"]), Variables((), ["before", "history"])
+    before = variables.prints(sys._getframe())
+    variables.check_run(before, sys._getframe())
+    before = ignoring.prints(sys._getframe())
+    history.append(best)
+    ignoring.check_run(before, sys._getframe())
+    before = variables.prints(sys._getframe())
+    history.append(best)
+    with pytest.raises(SessionError, match=r"changes history, .*return the values"):
+        variables.check_run(before, sys._getframe())
+    assert len(history) == 3
