@@ -101,7 +101,11 @@ def test_a_second_signal_does_not_wait(endings: Ended) -> None:
     assert end.reason.endswith(
         "final checkpoint: a second stop ended the job before its nodes wrote it"
     )
-    assert endings.only("all ranks are dead").began() == (0, {"fresh": RANKS})
+    after = endings.only("all ranks are dead")
+    assert after.began() == (0, {"fresh": RANKS})
+    [lost] = after.between
+    assert lost.resumed_at == 0
+    assert lost.steps_lost in (11, 12)  # of the pause at step 12
 
 
 def test_all_ranks_are_dead(endings: Ended) -> None:

@@ -73,8 +73,13 @@ class Ended:
 
     @property
     def incidents(self) -> list[journal.Incident]:
-        """All incidents."""
-        return journal.incidents(self.events)
+        """All incidents of attempts; those between two attempts are in `between`."""
+        return [each for each in journal.incidents(self.events) if not _is_between(each)]
+
+    @property
+    def between(self) -> list[journal.Incident]:
+        """The steps that were lost between an attempt and the next one, as incidents."""
+        return list(filter(_is_between, journal.incidents(self.events)))
 
     def of(self, kind: type[E], row: Row | None = None) -> list[E]:
         """Return the events of one kind. With a row, return only events of this row."""
@@ -196,6 +201,10 @@ class Ended:
             named = sum(rank in ranks for ranks in started)
             assert named - restarts <= lives <= named + lost, f"rank {rank}: {lives} of {named}"
             assert record.result(rank)["pid"] == record.lives(rank)[-1], f"rank {rank}"
+
+
+def _is_between(incident: journal.Incident) -> bool:
+    return incident.cause.message.startswith("the earlier attempt ended")
 
 
 def _allows(wanted: int | Collection[int] | None, number: int) -> bool:

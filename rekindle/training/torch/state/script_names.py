@@ -269,7 +269,9 @@ def print_of(value: Any, *, whole: bool) -> Any:
     value = value if whole else _short(value)
     try:
         return xxhash.xxh3_64_intdigest(msgspec.msgpack.encode(value, enc_hook=inside))
-    except (TypeError, ValueError, OverflowError, RecursionError):
+    except RecursionError:
+        return "too deep", object()  # a change would not show, so it counts as one
+    except (TypeError, ValueError, OverflowError):
         return "other", id(value)
 
 

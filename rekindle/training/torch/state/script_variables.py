@@ -8,72 +8,33 @@ state that a rank shares with no other, see own_state.py.
 from __future__ import annotations
 
 import sys
-from collections import Counter, OrderedDict, deque
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from types import FrameType, FunctionType, ModuleType
-from typing import Any, NamedTuple
+from types import FrameType
+from typing import Any
 
-import numpy as np
 import torch
 
 from rekindle.console import say
 from rekindle.errors import SessionError
 from rekindle.training.torch.data.epoch_position import Place
-from rekindle.training.torch.state.plain_objects import filled
+from rekindle.training.torch.state.script_forms import Packer, Unknown, size_of, unpacked
 from rekindle.training.torch.state.script_names import (
     ATOMS,
-    LONG,
     MISSING,
     Names,
-    digest_of,
-    is_iterator,
-    is_named,
-    is_of_script,
-    kind_of,
-    position_of,
     print_of,
-    print_of_tensor,
     reads_later,
     roots_of,
     stack_of,
 )
-from rekindle.training.torch.state.script_values import SMALL_BYTES, is_watched
-from rekindle.training.torch.state.skeleton import Writer
+from rekindle.training.torch.state.script_values import is_watched
 
 LIMIT_BYTES = 16 << 20  # of all values
 NOTICE_BYTES = 1 << 20
+_LONGEST_PATH = 100  # characters; instead of a longer one, a line has the variable's name
 _MOST = 200_000  # values in one variable
 _SEQUENCES = (list, tuple, deque)
-
-
-class Hole(NamedTuple):
-    """An object that the script makes in each process, and that has stayed the same."""
-
-    path: str
-
-
-class Made(NamedTuple):
-    """An object, a class or a function of the script. kind: its module and its name in it."""
-
-    kind: str
-    names: dict[str, Any]
-
-
-class Held(NamedTuple):
-    """A container of a class that only the script can make. kind: the class."""
-
-    kind: str
-    elements: Any
-
-
-class Numbers(NamedTuple):
-    """A list of floats, or of integers."""
-
-    values: Any
-
-
-class _Unknown(Exception):
-    """A value has no form that another process could read. The arguments are its path and why."""
 
 
 class Variables:
@@ -136,7 +97,7 @@ class Variables:
                 raise SessionError(f"{', '.join(values)} of {space} do not exist in this process")
             names = spaces[space]
             live = names.read()
-            new = {n: _unpacked(v, live.get(n, MISSING), n) for n, v in values.items()}
+            new = {n: unpacked(v, live.get(n, MISSING), n) for n, v in values.items()}
             names.write({n: v for n, v in new.items() if live.get(n, MISSING) is not v})
             self._moving.setdefault(space, set()).update(values)
             self._late[space] = values.keys() - live.keys()
@@ -156,7 +117,7 @@ class Variables:
                     del known[space]
             self._lasting = {space: _read_later(each) for space, each in spaces.items()}
         values = {space: self._look_at(space, names) for space, names in spaces.items()}
-        self._check_size(sum(_size_of(each) for each in values.values()))
+        self._check_size(sum(size_of(each) for each in values.values()))
         values = {space: each for space, each in values.items() if each}
         lasting = {space: self._lasting[space] for space in self._lasting.keys() & values.keys()}
         lasts = any(n is None or n & values[space].keys() for space, n in lasting.items())
@@ -210,22 +171,24 @@ class Variables:
     def _learn(self, space: str, live: Mapping[str, Any]) -> None:
         """Note the objects without a form that the script has made before its loop."""
         self._bound[space] = live.keys() - self._late.get(space, set())
+        packer = Packer(self._first, learns=True)
         for name, value in live.items():
             if type(value) not in ATOMS:
                 try:
-                    _pack(value, f"{space}:{name}", self._first, learns=True)
-                except _Unknown:
+                    packer.pack(value, f"{space}:{name}")
+                except Unknown:
                     self._first[f"{space}:{name}"] = id(value)
 
     def _packed(self, space: str, name: str, live: Mapping[str, Any]) -> Any:
         """Return the form of a value; MISSING: a new process does not have this variable."""
         try:
-            return _pack(live[name], f"{space}:{name}", self._first)
-        except _Unknown as unknown:
+            return Packer(self._first).pack(live[name], f"{space}:{name}")
+        except Unknown as unknown:
             if name not in self._bound.get(space, ()):
                 return MISSING
             path, why = unknown.args
             path = path.rpartition(":")[2]
+            path = path if len(path) <= _LONGEST_PATH else name
             raise SessionError(
                 f"{path} changes from block to block and {why}, so a process that replaces this "
                 f"rank could not get it: give it to the Session, extra={{...}}, make it again at "
@@ -272,178 +235,3 @@ def _spaces(frame: FrameType, modules: list[torch.nn.Module]) -> Iterator[tuple[
             yield thing.get("__name__", name), Names(thing)
         else:
             yield name, Names(thing)
-
-
-def _pack(value: Any, path: str, first: dict[str, Any], *, learns: bool = False) -> Any:
-    """Return the form of a value. first: objects without a form, which the script has made.
-
-    learns: note those objects. Raises _Unknown: such an object is new.
-    """
-    if type(value) in ATOMS and type(value) is not ModuleType:
-        return value
-    if isinstance(value, torch.Tensor) and value.grad_fn is not None:
-        value = value.detach()
-    try:
-        if isinstance(value, list | tuple | deque | dict):
-            if len(value) > (LONG if learns else _MOST):
-                raise _Unknown(path, f"has {len(value)} elements")
-            numbers = _numbers(value)
-            return _pack_inside(value, path, first, learns=learns) if numbers is None else numbers
-        if is_named(value):
-            names = Names(value).read().items()
-            inner = {n: _pack(v, f"{path}.{n}", first, learns=learns) for n, v in names}
-            return Made(_kind_of(value), inner)
-        return _leaf(value, path)
-    except _Unknown as unknown:
-        if unknown.args[0] != path:
-            raise
-        mark = _mark(value)
-        if learns:
-            first[path] = mark
-        elif first.get(path) != mark:
-            raise
-        return Hole(path)
-
-
-def _leaf(value: Any, path: str) -> Any:
-    """Return a value that a state can hold. Raises _Unknown: it cannot."""
-    if getattr(value, "nbytes", 0) > SMALL_BYTES:
-        raise _Unknown(path, f"has {value.nbytes} bytes")
-    if isinstance(value, torch.Tensor) and value.requires_grad:
-        raise _Unknown(path, "is a parameter")
-    try:
-        Writer().encode(value, path)
-    except SessionError:
-        raise _Unknown(path, f"is a {type(value).__qualname__}") from None
-    return value
-
-
-def _mark(value: Any) -> Any:
-    """Return what shows that an object without a form is the same, and has not changed."""
-    found: Any = None
-    if is_iterator(kind_of(value)):
-        found = repr(position_of(value))
-    elif isinstance(value, torch.Tensor):
-        found = print_of_tensor(value)
-    elif isinstance(value, np.ndarray):
-        found = digest_of(value)
-    return id(value), found
-
-
-def _pack_inside(value: Any, path: str, first: dict[str, Any], *, learns: bool) -> Any:
-    """Return a container of the same kind with the forms of its elements."""
-    kind: Any = type(value)
-    found: Any
-    if isinstance(value, dict):
-        pairs = dict.items(value)
-        found = {k: _pack(v, f"{path}.{k}", first, learns=learns) for k, v in pairs}
-    else:
-        found = [_pack(v, f"{path}.{i}", first, learns=learns) for i, v in enumerate(value)]
-    if kind in (list, dict):
-        return found
-    if kind in (OrderedDict, Counter, tuple):
-        return kind(found)
-    if kind is deque:
-        return deque(found, value.maxlen)
-    if hasattr(kind, "_fields"):
-        return kind(*found)
-    return Held(f"{kind.__module__}:{kind.__qualname__}", found)
-
-
-def _numbers(value: Any) -> Numbers | None:
-    """Return a long list of numbers in a form that is fast to write; None: it is another value."""
-    if type(value) is not list or len(value) <= 64:
-        return None
-    kinds = set(map(type, value))
-    if kinds == {float}:
-        return Numbers(np.asarray(value, np.float64))
-    if kinds == {int} and min(value) >= -(2**63) and max(value) < 2**63:
-        return Numbers(np.asarray(value, np.int64))
-    return None
-
-
-def _size_of(packed: Any) -> int:
-    """Return about the bytes of a form."""
-    if isinstance(packed, Made):
-        return sum(map(_size_of, packed.names.values()))
-    if isinstance(packed, Numbers):
-        return int(packed.values.nbytes)
-    if isinstance(packed, Held):
-        return _size_of(packed.elements)
-    if isinstance(packed, dict):
-        return sum(map(_size_of, packed.values()))
-    if isinstance(packed, _SEQUENCES):
-        return sum(map(_size_of, packed))
-    return int(getattr(packed, "nbytes", 0)) or (len(packed) if isinstance(packed, str) else 8)
-
-
-def _unpacked(packed: Any, live: Any, path: str) -> Any:
-    """Return the value of a form, if possible in the live value of this process.
-
-    Raises SessionError: the script has not made an object that the former process had.
-    """
-    if isinstance(packed, Hole):
-        if live is MISSING:
-            raise SessionError(f"the script has not made {path} in this process")
-        return live
-    if isinstance(packed, Made):
-        return _made(packed, live, path)
-    if isinstance(packed, Numbers):
-        packed = packed.values.tolist()
-    if isinstance(packed, Held):
-        if live is MISSING or _kind_of(live) != packed.kind:
-            raise SessionError(f"the script has not made {path}, a {packed.kind}, in this process")
-        packed = packed.elements
-    if isinstance(packed, dict):
-        was = live if isinstance(live, dict) else {}
-        new = {k: _unpacked(v, was.get(k, MISSING), f"{path}.{k}") for k, v in packed.items()}
-        if isinstance(live, dict):
-            live.clear()
-            live.update(new) if isinstance(live, OrderedDict) else dict.update(live, new)
-            return live
-        return type(packed)(new)
-    if isinstance(packed, _SEQUENCES):
-        had = list(live) if isinstance(live, _SEQUENCES) else []
-        had += [MISSING] * (len(packed) - len(had))
-        items = [
-            _unpacked(each, old, f"{path}.{i}")
-            for i, (each, old) in enumerate(zip(packed, had, strict=False))
-        ]
-        return _sequence(packed, live, items)
-    return packed if live is MISSING else filled(live, packed)
-
-
-def _sequence(packed: Any, live: Any, items: list[Any]) -> Any:
-    """Return the sequence with these elements, if possible the live one of this process."""
-    if isinstance(live, list) and isinstance(packed, list):
-        live[:] = items
-        return live
-    if isinstance(packed, list | deque) and isinstance(live, deque):
-        live.clear()
-        live.extend(items)
-        return live
-    if isinstance(packed, deque):
-        return deque(items, packed.maxlen)
-    return type(packed)(*items) if hasattr(packed, "_fields") else type(packed)(items)
-
-
-def _kind_of(value: Any) -> str:
-    named = value if isinstance(value, type | FunctionType) else type(value)
-    return f"{named.__module__}:{named.__qualname__}"
-
-
-def _made(packed: Made, live: Any, path: str) -> Any:
-    if live is MISSING or _kind_of(live) != packed.kind:
-        module, _, name = packed.kind.partition(":")
-        kind: Any = sys.modules.get(module)
-        for part in name.split("."):
-            kind = getattr(kind, part, None)
-        if not isinstance(kind, type) or not is_of_script(kind):
-            raise SessionError(f"the script has not made {path}, a {name}, in this process")
-        live = object.__new__(kind)
-    names = Names(live)
-    now = names.read()
-    values = packed.names.items()
-    new = {n: _unpacked(v, now.get(n, MISSING), f"{path}.{n}") for n, v in values}
-    names.write(new, drops=[name for name in now if name not in new])
-    return live

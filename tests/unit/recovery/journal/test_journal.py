@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import NoneType, UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -20,6 +21,7 @@ NAMED = {
     int: st.integers(-(2**63), 2**63 - 1),
     float: st.floats(allow_nan=False, allow_infinity=False),
     str: st.text(),
+    NoneType: st.none(),
 }
 
 
@@ -32,6 +34,8 @@ def value(of: Any) -> st.SearchStrategy[Any]:
     """Return a strategy for values of an annotation that JSON can represent."""
     if of in NAMED:
         return NAMED[of]
+    if isinstance(of, UnionType):
+        return st.one_of([value(each) for each in get_args(of)])
     if get_origin(of) is dict:
         keys, values = get_args(of)
         return st.dictionaries(value(keys), value(values), max_size=3)

@@ -203,6 +203,25 @@ def _generators(loop: Loop) -> Any:
     return drawn
 
 
+class Callback:
+    """An object that refers to the object which has it."""
+
+    def __init__(self, trainer: Any) -> None:
+        self.trainer = trainer
+        self.calls = 0
+
+
+def _around(loop: Loop) -> Any:
+    trainer = SimpleNamespace(steps=0)
+    trainer.callbacks = [Callback(trainer)]
+    trainer.callbacks.append(trainer.callbacks)
+    for _ in loop.batches():
+        trainer.steps += 1
+        trainer.callbacks[0].calls += 1
+    callback = trainer.callbacks[0]
+    return trainer.steps, callback.calls, callback.trainer is trainer
+
+
 def _wrapped(loop: Loop) -> Any:
     def numbered(batches: Iterator[int]) -> Iterator[tuple[int, int]]:
         count = 0
@@ -239,6 +258,7 @@ def _made_again(loop: Loop) -> Any:
         _closure,
         _globals,
         _generators,
+        _around,
         _wrapped,
         _made_again,
     ],
@@ -287,6 +307,22 @@ def _other_object(loop: Loop) -> None:
     assert best is not None
 
 
+def _chain(loop: Loop) -> None:
+    chain = None
+    for _ in range(150):
+        chain = SimpleNamespace(inner=chain, total=0)
+    for number in loop.batches():
+        chain.total += number
+
+
+def _long_chain(loop: Loop) -> None:
+    chain = None
+    for _ in range(100_000):
+        chain = (chain,)
+    for _ in loop.batches():
+        assert chain is not None
+
+
 def _attribute(loop: Loop) -> None:
     trainer = SimpleNamespace(best=None)
     for _ in loop.batches():
@@ -302,6 +338,8 @@ def _attribute(loop: Loop) -> None:
         (_own_generator, "other"),
         (_other_object, "best"),
         (_attribute, "trainer.best"),
+        (_chain, "chain"),
+        (_long_chain, "chain"),
     ],
     ids=lambda each: getattr(each, "__name__", str(each)),
 )
