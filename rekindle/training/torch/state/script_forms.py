@@ -63,35 +63,46 @@ class Numbers(NamedTuple):
     values: Any
 
 
-class Unknown(Exception):
-    """A value has no form that another process could read. The arguments are its path and why."""
+class NoForm(NamedTuple):
+    """A value, or one inside of it, has no form. path: of this value."""
+
+    path: str
+    why: str
 
 
-class Packer:
-    """Find the forms of values. first: objects without a form, which the script has made, by path.
+def form_of(value: Any, path: str, first: dict[str, Any], *, learns: bool = False) -> Any:
+    """Return the form of a value, or NoForm.
 
-    learns: note those objects in `first`.
+    first: objects without a form that the script has made, by path. A hole stands for one of them,
+    and for a reference to an object around the value. learns: note those objects in `first`.
     """
+    try:
+        return _Packer(first, learns).pack(value, path)
+    except _Unknown as unknown:
+        return NoForm(*unknown.args)
 
-    def __init__(self, first: dict[str, Any], *, learns: bool = False) -> None:
+
+class _Unknown(Exception):
+    """A value has no form. The arguments are its path and why."""
+
+
+class _Packer:
+    def __init__(self, first: dict[str, Any], learns: bool) -> None:
         self._first = first
         self._learns = learns
         self._open: set[int] = set()  # the values around this one
 
     def pack(self, value: Any, path: str) -> Any:
-        """Return the form of a value. Raises Unknown: it has an object without a form that is new.
-
-        A value that refers to one around it becomes a hole there.
-        """
+        """Return the form of a value. Raises _Unknown: an object without a form is new."""
         if type(value) in ATOMS and type(value) is not ModuleType:
             return value
         if len(self._open) > _DEEPEST:
-            raise Unknown(path, f"has more than {_DEEPEST} objects inside of each other")
+            raise _Unknown(path, f"has more than {_DEEPEST} objects inside of each other")
         if isinstance(value, torch.Tensor) and value.grad_fn is not None:
             value = value.detach()
         try:
             return self._form(value, path)
-        except Unknown as unknown:
+        except _Unknown as unknown:
             if unknown.args[0] != path:
                 raise
             mark = _mark(value)
@@ -105,14 +116,14 @@ class Packer:
         is_container = isinstance(value, list | tuple | deque | dict)
         if is_container:
             if len(value) > (LONG if self._learns else _MOST):
-                raise Unknown(path, f"has {len(value)} elements")
+                raise _Unknown(path, f"has {len(value)} elements")
             numbers = _numbers(value)
             if numbers is not None:
                 return numbers
         elif not is_named(value):
             return _leaf(value, path)
         if id(value) in self._open:
-            raise Unknown(path, "refers to an object around it")
+            raise _Unknown(path, "refers to an object around it")
         self._open.add(id(value))
         try:
             return self._elements(value, path) if is_container else self._named(value, path)
@@ -143,15 +154,15 @@ class Packer:
 
 
 def _leaf(value: Any, path: str) -> Any:
-    """Return a value that a state can hold. Raises Unknown: it cannot."""
+    """Return a value that a state can hold. Raises _Unknown: it cannot."""
     if isinstance(value, torch.Tensor | np.ndarray) and value.nbytes > SMALL_BYTES:
-        raise Unknown(path, f"has {value.nbytes} bytes")
+        raise _Unknown(path, f"has {value.nbytes} bytes")
     if isinstance(value, torch.Tensor) and value.requires_grad:
-        raise Unknown(path, "is a parameter")
+        raise _Unknown(path, "is a parameter")
     try:
         Writer().encode(value, path)
     except SessionError:
-        raise Unknown(path, f"is a {type(value).__qualname__}") from None
+        raise _Unknown(path, f"is a {type(value).__qualname__}") from None
     return value
 
 

@@ -18,7 +18,7 @@ import torch
 from rekindle.console import say
 from rekindle.errors import SessionError
 from rekindle.training.torch.data.epoch_position import Place
-from rekindle.training.torch.state.script_forms import Packer, Unknown, size_of, unpacked
+from rekindle.training.torch.state.script_forms import NoForm, form_of, size_of, unpacked
 from rekindle.training.torch.state.script_names import (
     ATOMS,
     MISSING,
@@ -171,29 +171,26 @@ class Variables:
     def _learn(self, space: str, live: Mapping[str, Any]) -> None:
         """Note the objects without a form that the script has made before its loop."""
         self._bound[space] = live.keys() - self._late.get(space, set())
-        packer = Packer(self._first, learns=True)
         for name, value in live.items():
             if type(value) not in ATOMS:
-                try:
-                    packer.pack(value, f"{space}:{name}")
-                except Unknown:
-                    self._first[f"{space}:{name}"] = id(value)
+                path = f"{space}:{name}"
+                if isinstance(form_of(value, path, self._first, learns=True), NoForm):
+                    self._first[path] = id(value)
 
     def _packed(self, space: str, name: str, live: Mapping[str, Any]) -> Any:
         """Return the form of a value; MISSING: a new process does not have this variable."""
-        try:
-            return Packer(self._first).pack(live[name], f"{space}:{name}")
-        except Unknown as unknown:
-            if name not in self._bound.get(space, ()):
-                return MISSING
-            path, why = unknown.args
-            path = path.rpartition(":")[2]
-            path = path if len(path) <= _LONGEST_PATH else name
-            raise SessionError(
-                f"{path} changes from block to block and {why}, so a process that replaces this "
-                f"rank could not get it: give it to the Session, extra={{...}}, make it again at "
-                f"the begin of each epoch, or list it in ignore=[{name!r}] if it may be lost"
-            ) from None
+        form = form_of(live[name], f"{space}:{name}", self._first)
+        if not isinstance(form, NoForm):
+            return form
+        if name not in self._bound.get(space, ()):
+            return MISSING
+        path = form.path.rpartition(":")[2]
+        path = path if len(path) <= _LONGEST_PATH else name
+        raise SessionError(
+            f"{path} changes from block to block and {form.why}, so a process that replaces this "
+            f"rank could not get it: give it to the Session, extra={{...}}, make it again at "
+            f"the begin of each epoch, or list it in ignore=[{name!r}] if it may be lost"
+        )
 
     def _check_size(self, size: int) -> None:
         if size <= NOTICE_BYTES:
