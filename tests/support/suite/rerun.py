@@ -1,13 +1,15 @@
 """Rerun failed tests alone: a flaky test passes, a broken test fails again.
 
-With `--alone 5`, each failed test runs up to five more times after all workers have ended. Each
-rerun is the only test of a new pytest process. A test that passes five times is flaky. Any other
-test is broken. The run fails if a test is broken or if more than two tests are flaky. It also fails
-if pytest stopped early.
+With `--alone 5`, the failed tests of a file run up to five more times after all workers have ended,
+each time in a new pytest process with no other tests. Tests of one file often share a job, and one
+fault of the job fails them all. A test that passes five times is flaky. Any other test is broken.
+The run fails if a test is broken or if more than two files have flaky tests. It also fails if
+pytest stopped early.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
@@ -17,8 +19,8 @@ from pathlib import Path
 
 import pytest
 
-MAX_FLAKY = 2
-MAX_RERUN = 10  # with more failures, the run fails without reruns
+MAX_FLAKY = 2  # files
+MAX_RERUN = 10  # files; the failed tests of others do not run again, and the run fails
 LIMIT_S = 900.0  # for one rerun; the time limits of the tests are shorter
 
 
@@ -41,8 +43,12 @@ class Reruns:
         self._times: int = config.getoption("--alone")
         self._failures: dict[str, list[pytest.TestReport]] = {}
         self._flaky: list[str] = []
-        self._broken: dict[str, str] = {}
+        self._broken: dict[str, str] = {}  # with the output of the failed rerun
         self._not_rerun: list[str] = []
+
+    @property
+    def _flaky_files(self) -> set[str]:
+        return set(map(_file_of, self._flaky))
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed:
@@ -53,39 +59,49 @@ class Reruns:
         # xdist ends its workers in this hook. pytest prints its summary after this hook.
         if session.exitstatus != pytest.ExitCode.TESTS_FAILED or not self._failures:
             return
-        tests = list(self._failures)
-        self._not_rerun = tests[MAX_RERUN:]
-        for test in tests[:MAX_RERUN]:
-            output = self._rerun(test)
-            if output is None:
-                self._flaky.append(test)
-            else:
-                self._broken[test] = output
-        if not self._broken and not self._not_rerun and len(self._flaky) <= MAX_FLAKY:
+        files: dict[str, list[str]] = {}
+        for test in self._failures:
+            files.setdefault(_file_of(test), []).append(test)
+        groups = list(files.values())
+        self._not_rerun = list(itertools.chain(*groups[MAX_RERUN:]))
+        for tests in groups[:MAX_RERUN]:
+            self._rerun(tests)
+        if not (self._broken or self._not_rerun or len(self._flaky_files) > MAX_FLAKY):
             session.exitstatus = pytest.ExitCode.OK
         self._count_as_flaky()
 
-    def _rerun(self, test: str) -> str | None:
-        """Return the output of the first failed rerun, or None if all reruns passed."""
+    def _rerun(self, tests: list[str]) -> None:
+        """Run the failed tests of a file again. A test that fails again does not run once more."""
         for number in range(1, self._times + 1):
             start = time.monotonic()
-            output = self._run_once(test)
-            outcome = "passed" if output is None else "FAILED"
+            output = self._run_once(tests) if tests else None
             seconds = time.monotonic() - start
-            self._print(f"rerun {number}/{self._times} {outcome} in {seconds:.1f} s: {test}")
-            if output is not None:
-                return f"rerun {number} of {self._times}:\n{output}"
-        return None
+            failed = [] if output is None else _failed(tests, output)
+            for test in tests:
+                outcome = "FAILED" if test in failed else "passed"
+                self._print(f"rerun {number}/{self._times} {outcome} in {seconds:.1f} s: {test}")
+            for test in failed:
+                self._broken[test] = f"rerun {number} of {self._times}:\n{output}"
+            tests = [test for test in tests if test not in failed]
+        self._flaky += tests
 
-    def _run_once(self, test: str) -> str | None:
+    def _run_once(self, tests: list[str]) -> str | None:
+        """Return the output of a run with a failure, or None if all tests passed."""
         # The console script, as in the Makefile. `python -m pytest` would add the root to sys.path.
         script = Path(sys.executable).with_name("pytest")
         options = ["-n", "0"] if self._config.pluginmanager.hasplugin("xdist") else []
-        options += ["-p", "no:cacheprovider", "-q", "-m", self._config.getoption("-m") or ""]
+        options += [
+            "-p",
+            "no:cacheprovider",
+            "-q",
+            "-rfE",
+            "-m",
+            self._config.getoption("-m") or "",
+        ]
         environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
         try:
             finished = subprocess.run(
-                [str(script), *options, test],
+                [str(script), *options, *tests],
                 cwd=self._config.rootpath,
                 env=environment,
                 stdin=subprocess.DEVNULL,
@@ -134,9 +150,33 @@ class Reruns:
         out.section("reruns", sep="=", bold=True)
         for test in self._flaky:
             out.write_line(f"FLAKY   {test}: {self._times} of {self._times} reruns passed; fix it")
+            for report in self._failures[test]:
+                out.write_line(f"        {_reason(report)}")
         for test in self._broken:
             out.write_line(f"BROKEN  {test}: a rerun failed", red=True)
         for test in self._not_rerun:
             out.write_line(f"NOT RERUN {test}: more than {MAX_RERUN} tests failed", red=True)
-        if len(self._flaky) > MAX_FLAKY:
-            out.write_line(f"{len(self._flaky)} flaky tests; the limit is {MAX_FLAKY}", red=True)
+        if len(self._flaky_files) > MAX_FLAKY:
+            files = len(self._flaky_files)
+            out.write_line(f"{files} files with flaky tests; the limit is {MAX_FLAKY}", red=True)
+
+
+def _file_of(test: str) -> str:
+    return test.partition("::")[0]
+
+
+def _failed(tests: list[str], output: str) -> list[str]:
+    """Return the tests that failed in a rerun; all, if the run ended without a list of them."""
+    lines = output.splitlines()
+    named = [
+        test
+        for test in tests
+        if any(f"{line} - ".startswith((f"FAILED {test} - ", f"ERROR {test} - ")) for line in lines)
+    ]
+    return named or tests
+
+
+def _reason(report: pytest.TestReport) -> str:
+    """Return the first line of the error, at most 300 characters."""
+    lines = [each[1:].strip() for each in report.longreprtext.splitlines() if each[:2] == "E "]
+    return (lines or ["no error text"])[0][:300]

@@ -134,13 +134,21 @@ def test_a_failed_session_fixture_fails_each_of_its_tests(tmp_path: Path) -> Non
     assert outcome.status == 0
 
 
-def test_three_flaky_tests_fail_the_run(tmp_path: Path) -> None:
-    """More flaky tests than the limit fail the run, and the summary names the limit."""
-    outcome = run_suite(tmp_path, "".join(FLAKY.format(number) for number in range(3)))
+def test_three_files_with_flaky_tests_fail_the_run(tmp_path: Path) -> None:
+    """More files than the limit fail the run, and the summary names the limit."""
+    outcome = run_suite(tmp_path, *(FLAKY.format(number) for number in range(3)))
     assert outcome.status == 1, outcome.output
     assert len(outcome.listed("FLAKY")) == 3
     assert outcome.listed("BROKEN") == set()
-    assert "3 flaky tests; the limit is 2" in outcome.output
+    assert "3 files with flaky tests; the limit is 2" in outcome.output
+
+
+def test_flaky_tests_of_one_file_count_once(tmp_path: Path) -> None:
+    """One fault of a shared job can fail them all; the summary has the reason of each."""
+    outcome = run_suite(tmp_path, "".join(FLAKY.format(number) for number in range(3)))
+    assert outcome.status == 0, outcome.output
+    assert len(outcome.listed("FLAKY")) == 3
+    assert outcome.output.count("        assert not True") == 3
 
 
 def test_the_crash_of_a_worker_counts_as_a_failure_of_its_test(tmp_path: Path) -> None:
