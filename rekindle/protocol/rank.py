@@ -95,6 +95,8 @@ class Arrived(Message, frozen=True, kw_only=True):
     digests: of its present state, if its last generation has ended.
     tensors: digests of the tensors of the state that GenerationEnded.compare names, in groups with
         a common prefix of their names.
+    compared: the steps of these processes after which the ranks have searched for objects that the
+        Session does not keep.
 
     own: the states whose part of this rank alone is in the memory of its agent; None: the rank has
         no such part. Only with that part it can take a state from a peer.
@@ -117,6 +119,7 @@ class Arrived(Message, frozen=True, kw_only=True):
     items: tuple[str, ...] = ()
     digests: tuple[StateDigest, ...] = ()
     tensors: dict[str, int] = {}
+    compared: int = 0
     own: tuple[StateId, ...] | None = None
 
 
@@ -302,8 +305,8 @@ class FormGeneration(Message, frozen=True, kw_only=True):
 
     state_generation: the generation that did that step. suspicions: states that ranks must not
     keep.
-    ended_step: as in Arrived. cause: why the former generation ended; None: this is the first one.
-    shards: the number of shards. settings: valid until the next
+    ended_step, compared: the highest of those in Arrived. cause: why the former generation ended;
+    None: this is the first one. shards: the number of shards. settings: valid until the next
     Settings.
 
     ranks: the number in this world of each rank of the receiving node. Its key is the rank's number
@@ -325,6 +328,7 @@ class FormGeneration(Message, frozen=True, kw_only=True):
     suspicions: tuple[Suspicion, ...] = ()
     shards: int = 1
     ended_step: int = 0
+    compared: int = 0
     cause: Cause | None = None
     settings: Settings = Settings()
     ranks: dict[int, int]

@@ -86,6 +86,7 @@ class Arrival:
     items: tuple[str, ...] = ()
     digests: tuple[StateDigest, ...] = ()
     tensors: Mapping[str, int] = field(default_factory=dict)
+    compared: int = 0
     own: tuple[StateId, ...] | None = None
 
 
@@ -315,6 +316,7 @@ class Member:
             items=arrival.items,
             digests=arrival.digests,
             tensors=dict(arrival.tensors),
+            compared=arrival.compared,
             own=arrival.own,
         )
 

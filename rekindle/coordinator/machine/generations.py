@@ -261,8 +261,7 @@ class Generations:
             if trained:
                 return trained
         # The code of a rank may stand in a step that others have finished.
-        stands = [r for r in world if r.arrived and r.arrived.stands not in (None, plan.step)]
-        if stands:
+        if stands := [r for r in world if r.arrived and r.arrived.stands not in (None, plan.step)]:
             return stands
         # A rank that joins needs a peer, and the peers may have ended since it arrived.
         joining = [
@@ -272,7 +271,7 @@ class Generations:
 
     def _send_plan(self, plan: Plan) -> None:
         world = self._roster.world
-        ended_step = max(rank.arrived.ended_step for rank in world if rank.arrived)
+        arrived = [rank.arrived for rank in world if rank.arrived]
         places = {rank.rank: place for place, rank in enumerate(world)}
         peers, cause = self._roster.rank_addresses(), self._job.cause
         for node in self._roster.members:
@@ -288,7 +287,8 @@ class Generations:
                 state_generation=plan.state_generation,
                 suspicions=tuple(self._job.suspicions),
                 shards=plan.shards,
-                ended_step=ended_step,
+                ended_step=max(each.ended_step for each in arrived),
+                compared=max(each.compared for each in arrived),
                 cause=cause,
                 settings=self._fleet.settings,
                 ranks=own,

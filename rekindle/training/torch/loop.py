@@ -232,13 +232,12 @@ class Loop:
 
         Raises SessionError: it is not; the step does not count.
         """
-        if self.state.finished >= LAST and rank_environment.is_replacement():
-            self._forgotten = None  # the earlier process has compared them
+        if self.generations.compared_steps >= LAST:
+            self._forgotten = None  # a replacement runs the text that its former process ran
         if self._forgotten is not None:
             self._forgotten.look(self.state.finished)
             capture(self.generations.everything)
-            if self._forgotten.done:
-                self._forgotten = None
+            self.generations.compared_steps += 1
 
     def leave_step(self, error: BaseException, *, inside: bool = True) -> bool:
         """Handle an error of the step's body; True: the rank forms the next generation.

@@ -84,7 +84,8 @@ class TorchGenerations:
 
     model: the module, or its DDP wrapper of this generation. rank, world_size: rank and world size
     in this generation. place: the shard of the state that the rank holds, and the rank that writes
-    it. values: those with which the script began the state.
+    it. values: those with which the script began the state. compared_steps: the steps after which
+    these processes, or those that they replace, have searched for forgotten objects.
     """
 
     def __init__(
@@ -116,7 +117,7 @@ class TorchGenerations:
             # Refuse now what a snapshot could not hold. A loader's state may start its workers.
             capture({name: each for name, each in everything.items() if name not in data.named})
         kept = (*given.objects(), *everything.values())
-        self.variables = Variables(kept, given.ignore)
+        self.variables = Variables(kept, given.ignore, tells=self.slot == 0)
         self._lacks_variables = False  # this new process could not get them with a live state
         self._statistics = given.statistics()
         self.own = own_state_of(
@@ -146,7 +147,7 @@ class TorchGenerations:
         together = self.place.shard is not None or self.device.type == "npu"
         self.updates = Updates(progress.page, self.repairs, self.group, together=together)
         self.updates.guard = given.guard
-        self.checkpoint_every = 0  # the same on all ranks of a generation
+        self.checkpoint_every = self.compared_steps = 0  # the same on all ranks of a generation
         if channel is not None or given.guard is not None:
             self.updates.watch(everything)
         if channel is not None:
@@ -206,6 +207,7 @@ class TorchGenerations:
             items=self.digests.items,
             digests=self._present,
             tensors=self._compared,
+            compared=self.compared_steps,
             own=self._own_copies(),
         )
 
@@ -254,6 +256,7 @@ class TorchGenerations:
         leave_placeholder()
         self.place = self.place.moved(form)
         self.checkpoint_every = form.settings.checkpoint_every
+        self.compared_steps = max(self.compared_steps, form.compared)
         self.rank, self.world_size = form.ranks[self.slot], form.world_size
         rank_environment.move(self.rank, self.world_size)
         self.group = self.updates.group = Group(self._progress.page)

@@ -22,7 +22,7 @@ lr, seed, steps, what = float(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), 
 torch.manual_seed(0)
 model = torch.nn.Linear(4, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=lr)
-noise = torch.Generator().manual_seed(1)
+noise, other = torch.Generator().manual_seed(1), torch.Generator().manual_seed(2)
 sampler = StepSampler(64, 4)
 extra = {} if what == "forgets" else {"noise": noise}
 settings = {"sampler": sampler, "ddp": True, "seed": seed, "extra": extra}
@@ -41,6 +41,11 @@ with Session(model=model, optimizer=optimizer, **settings) as session:
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
+            if what == "loses" and os.environ["RANK"] == "1":
+                torch.rand(1, generator=other)
+                if step.number == 11 and not os.path.exists("lost"):
+                    open("lost", "w").close()
+                    os.abort()
     if what == "raises":
         try:
             raise OSError("the disk is broken")
@@ -70,6 +75,18 @@ def test_forgotten_state_is_refused(tmp_path: Path) -> None:
     assert "step 1 changed objects" in done.stderr
     [rank, _] = JobHandle(tmp_path / "home" / "jobs" / "job").records().values()
     assert max(rank) == 1  # the step logged its values, and did not count
+
+
+def test_forgotten_state_of_a_changed_script_is_refused(tmp_path: Path) -> None:
+    """A rank is lost after the first step of a new text: its new process searches as well.
+
+    Only this rank has the object, so the others cannot find it.
+    """
+    assert run(tmp_path, "0.1", "0", "10", "usual").returncode == 0
+    done = run(tmp_path, "0.1", "0", "20", "loses")
+    assert (tmp_path / "lost").exists()
+    assert done.returncode == 1
+    assert "other (a Generator): give the Session extra={'other': other}" in done.stderr
 
 
 def test_what_differs_is_reported(tmp_path: Path) -> None:

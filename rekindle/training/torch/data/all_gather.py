@@ -8,6 +8,7 @@ import msgspec
 import torch
 import torch.distributed as dist
 
+from rekindle.errors import SessionError
 from rekindle.training.torch.state.capture import as_bytes
 from rekindle.training.torch.state.nodes import LiveParts
 from rekindle.training.torch.state.skeleton import Reader, Writer, tensor_specs
@@ -62,7 +63,11 @@ def pack(value: Any, path: str) -> bytes:
     writer = Writer()
     node = writer.encode(value, path)
     rows = {name: as_bytes(each.cpu()).numpy().tobytes() for name, each in writer.tensors.items()}
-    return msgspec.msgpack.encode((node, rows))
+    try:
+        return msgspec.msgpack.encode((node, rows))
+    except UnicodeEncodeError as error:
+        text = error.object[max(0, error.start - 20) : error.end + 20]
+        raise SessionError(f"{path} have {text!r}, which UTF-8 cannot encode") from None
 
 
 def unpack(words: bytes) -> Any:

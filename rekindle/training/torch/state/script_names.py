@@ -271,8 +271,24 @@ def print_of(value: Any, *, whole: bool) -> Any:
         return xxhash.xxh3_64_intdigest(msgspec.msgpack.encode(value, enc_hook=inside))
     except RecursionError:
         return "too deep", object()  # a change would not show, so it counts as one
-    except (TypeError, ValueError, OverflowError):
+    except (ValueError, OverflowError):  # an integer of more than 64 bits, a lone surrogate
+        return _print_apart(value, whole=whole)
+    except TypeError:
         return "other", id(value)
+
+
+def _print_apart(value: Any, *, whole: bool) -> Any:
+    """Return the prints of the elements, because one of them has no binary form."""
+    kind = type(value)
+    if kind in ATOMS:
+        return value
+    if isinstance(value, dict):
+        pairs = dict.items(value)
+        return [(k if type(k) in ATOMS else id(k), print_of(v, whole=whole)) for k, v in pairs]
+    if isinstance(value, list | tuple | deque | set | frozenset):
+        return [print_of(each, whole=whole) for each in value]
+    names = Names(value).read() if is_named(value) else {}
+    return id(value), [(name, print_of(each, whole=whole)) for name, each in names.items()]
 
 
 def _short(value: Any) -> Any:

@@ -10,7 +10,7 @@ import enum
 import functools
 import itertools
 import operator
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable, Set
 from types import FrameType, FunctionType, MethodType
 from typing import Any, Protocol
@@ -95,6 +95,8 @@ class Blocks:
             waiting.extend(
                 (f"{prefix}{key}", each) for key, each in thing.inner() if type(each) not in ATOMS
             )
+        if waiting:
+            raise SessionError(_too_many(name for name, _ in self._things))
 
     def check(self) -> None:
         """Check after a block that its changes could have returned.
@@ -132,6 +134,17 @@ def _told(name: str, thing: Thing) -> str:
         f"the block changes {name} in place, so a repeated block would change it twice: change a "
         "copy (such as x = x.add(1) instead of x.add_(1)), give it to the Session, extra={...}, or "
         f"list it in ignore=[{name!r}] if it may be lost"
+    )
+
+
+def _too_many(names: Iterable[str]) -> str:
+    counts = Counter(name.partition(".")[0] for name in names)
+    [(name, count)] = counts.most_common(1)
+    return (
+        f"the script's variables hold more than {_MOST} objects that a block could change, "
+        f"{count} of them in {name}, and a copy before each block would take too long: give "
+        f"{name} to the Session, extra={{...}}, or list it in ignore=[{name!r}] if no block "
+        "changes it"
     )
 
 

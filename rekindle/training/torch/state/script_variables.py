@@ -7,6 +7,7 @@ state that a rank shares with no other, see own_state.py.
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
@@ -32,6 +33,7 @@ from rekindle.training.torch.state.script_values import is_watched
 
 LIMIT_BYTES = 16 << 20  # of all values
 NOTICE_BYTES = 1 << 20
+_LISTED = 5  # names in a line
 _LONGEST_PATH = 100  # characters; instead of a longer one, a line has the variable's name
 _MOST = 200_000  # values in one variable
 _SEQUENCES = (list, tuple, deque)
@@ -41,10 +43,11 @@ class Variables:
     """The variables of the loops that change.
 
     kept: objects that the Session keeps itself. ignore: objects that may be lost, or their names.
-    is_new: the process has come to no place in a loop yet.
+    tells: one line names the variables and what they cost. is_new: the process has come to no place
+    in a loop yet.
     """
 
-    def __init__(self, kept: Iterable[Any], ignore: Iterable[Any]) -> None:
+    def __init__(self, kept: Iterable[Any], ignore: Iterable[Any], *, tells: bool = False) -> None:
         kept, ignore = list(kept), list(ignore)
         self._modules = [each for each in kept if isinstance(each, torch.nn.Module)]
         self._left = {id(each) for each in (*kept, *ignore) if not isinstance(each, str)}
@@ -60,6 +63,7 @@ class Variables:
             str, frozenset[str] | None
         ] = {}  # what an epoch may read of those before it
         self._looks = 0
+        self._tells = tells
         self._told = False
         self.is_new = True
 
@@ -122,6 +126,13 @@ class Variables:
         lasting = {space: self._lasting[space] for space in self._lasting.keys() & values.keys()}
         lasts = any(n is None or n & values[space].keys() for space, n in lasting.items())
         self._state = {"place": list(place), "values": values, "lasts": lasts}
+        if values and self._tells:
+            self._tells = False
+            say(
+                f"these variables change from block to block: {_first_of(values.values())}. If a "
+                "process ends outside of a block, all ranks repeat the steps since the newest "
+                "snapshot"
+            )
 
     def prints(self, frame: FrameType) -> dict[str, dict[str, Any]]:
         """Return values by space and name that change with the variables."""
@@ -205,6 +216,13 @@ class Variables:
         if not self._told:
             self._told = True
             say(f"{size / 1e6:.0f} MB of variables are copied before each block: {names}")
+
+
+def _first_of(names: Iterable[Iterable[str]]) -> str:
+    """Return the first names of some."""
+    every = sorted(set(itertools.chain(*names)))
+    more = f" and {len(every) - _LISTED} more" if len(every) > _LISTED else ""
+    return ", ".join(every[:_LISTED]) + more
 
 
 def _prints(live: Mapping[str, Any], *, whole: bool) -> dict[str, Any]:

@@ -266,3 +266,19 @@ def test_the_uses_of_variables_after_a_place_are_known() -> None:
     [(first, later), _] = script(1, 2)
     assert first & {"hidden", "best", "total", "output"} == {"hidden", "best"}
     assert later & {"hidden", "best", "total", "output", "found"} == {"hidden", "best", "found"}
+
+
+class Token:
+    """An object of a script."""
+
+    def __init__(self, number: int) -> None:
+        self.seen = [number]
+
+
+def test_too_many_objects_are_refused() -> None:
+    """A search that ended early would leave changes without a copy."""
+    vocabulary = {row: [Token(row) for _ in range(LONG)] for row in range(6)}
+    with pytest.raises(SessionError, match=r"more than 5000 objects .* of them in vocabulary, "):
+        Blocks().keep(sys._getframe())
+    Blocks(ignore=["vocabulary"]).keep(sys._getframe())
+    assert len(vocabulary) == 6

@@ -140,6 +140,14 @@ def _containers(loop: Loop) -> Any:
     return alias, list(recent), recent.maxlen, counts, seen, list(ordered.items())
 
 
+def _large_numbers(loop: Loop) -> Any:
+    state = {"hash": [1 << 80], "count": 0}
+    for number in loop.batches():
+        state["hash"][0] += number
+        state["count"] += 1
+    return state
+
+
 def _long_list(loop: Loop) -> Any:
     history = [0.5] * 2_000
     for number in loop.batches():
@@ -265,6 +273,7 @@ def _made_again(loop: Loop) -> Any:
         _numbers,
         _numpy_values,
         _containers,
+        _large_numbers,
         _long_list,
         _objects,
         _tensors,
@@ -374,6 +383,26 @@ def test_a_large_history_is_reported(
     monkeypatch.setattr(f"{module}.LIMIT_BYTES", 1_000)
     with pytest.raises(SessionError, match=r"history.* change from block to block"):
         _long_list(Loop(None, 0, BATCHES))
+
+
+def test_variables_that_change_are_named_once(capfd: pytest.CaptureFixture[str]) -> None:
+    """The line says what they cost."""
+    loop = Loop(None, 0, BATCHES)
+    loop.variables = Variables((), (), tells=True)
+    _numbers(loop)
+    told = capfd.readouterr().err
+    text = "these variables change from block to block: best, count, name"
+    assert told.count(text) == 1
+
+
+def test_a_text_that_no_message_can_hold_is_refused() -> None:
+    """Such a text can be a file's name."""
+    state = {"name": "", "count": 0}
+    loop = Loop(None, 0, BATCHES)
+    for number in loop.batches():
+        state["name"] = f"{number}\udcff"
+    with pytest.raises(SessionError, match=r"^variables have '\d\\udcff', which UTF-8"):
+        loop.note()
 
 
 def test_a_state_is_small() -> None:
