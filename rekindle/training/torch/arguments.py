@@ -71,6 +71,12 @@ class Arguments:
                 f"optimizer is a {type(self.optimizer).__name__}, not a torch.optim.Optimizer; "
                 "Session needs to detect when the optimizer begins to change the parameters"
             )
+        if self.sampler is not None and not isinstance(self.sampler, StepSampler):
+            raise SessionError(
+                f"sampler is a {type(self.sampler).__name__}, not a StepSampler; give the loader "
+                "to session.batches(loader) in session.epochs(), or use StepSampler(samples, "
+                "batch_size), which gives each rank the samples of a step"
+            )
         if self.scheduler is not None and not is_stateful(self.scheduler):
             raise SessionError(
                 f"scheduler is a {type(self.scheduler).__name__}, which has no state_dict() and "

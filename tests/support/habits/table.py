@@ -44,7 +44,8 @@ HABITS = (
     ),
     Habit(
         "torchrun_lines",
-        "process group, DDP wrapper, `DistributedSampler`, `destroy_process_group()`",
+        "process group, DDP wrapper, `DistributedSampler` with the epoch from `step.number`, "
+        "`destroy_process_group()`",
         "`init` and `DistributedDataParallel` of `rekindle.training.torch`: "
         "[session.md](session.md#lines-that-may-stay)",
     ),
@@ -62,7 +63,7 @@ HABITS = (
     Habit(
         "batchnorm_apart",
         "BatchNorm with other statistics on each rank (`broadcast_buffers=False`, no `ddp`)",
-        "nothing: [BatchNorm](#batchnorm); tried with `--snapshot-every 1`",
+        "nothing: [BatchNorm](#batchnorm)",
         Outcome.REPEATS,
         options=("--snapshot-every", "1"),
         repeats=1,
@@ -146,7 +147,7 @@ HABITS = (
     Habit(
         "lbfgs",
         "LBFGS, updates in the backward pass",
-        "give `--snapshot-every 1` or another small number",
+        "nothing: a fault in the update returns all ranks to the newest snapshot, or to step 0",
         Outcome.REPEATS,
         options=("--snapshot-every", "1"),
         repeats=1,
@@ -158,7 +159,10 @@ HABITS = (
     ),
     Habit("frozen", "frozen weights", ""),
     Habit(
-        "lora", "LoRA, with a base that one rank loads", "`ddp=True` sends the weights of rank 0"
+        "lora",
+        "LoRA, with a base that one rank loads",
+        "`ddp=True` sends the weights of rank 0. A snapshot copies frozen weights once, and again "
+        "if they change",
     ),
     Habit(
         "guarded",
@@ -168,7 +172,8 @@ HABITS = (
     Habit(
         "fsdp",
         "FSDP2 (`fully_shard`)",
-        "`init_placeholder_group()`, no `ddp`: [session.md](session.md#fsdp2-and-hsdp)",
+        "torch 2.13 or newer, `init_placeholder_group()`, no `ddp`, the optimizer after "
+        "`fully_shard()`: [session.md](session.md#fsdp2-and-hsdp)",
         Outcome.REPEATS,
         options=("--snapshot-every", "1"),
         repeats=1,
@@ -176,7 +181,8 @@ HABITS = (
     Habit(
         "zero",
         "`ZeroRedundancyOptimizer`",
-        "`init_placeholder_group()`: [session.md](session.md#zeroredundancyoptimizer)",
+        "`init_placeholder_group()`, no `overlap_with_ddp=True`: "
+        "[session.md](session.md#zeroredundancyoptimizer)",
         Outcome.REPEATS,
         options=("--snapshot-every", "1"),
         repeats=1,
@@ -184,12 +190,13 @@ HABITS = (
     Habit(
         "own_groups",
         "own process groups (`dist.new_group`)",
-        "create them in the function `make_groups=`",
+        "create them, and the objects that depend on them, in the function `make_groups=`",
     ),
     Habit(
         "hook",
         "DDP communication hook",
-        "call `session.model.register_comm_hook()` for each new `session.model`",
+        "call `session.model.register_comm_hook()` for each new `session.model`, or that of "
+        "Rekindle's `DistributedDataParallel` at any time",
     ),
     Habit(
         "power_sgd",

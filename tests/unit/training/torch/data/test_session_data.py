@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from repository import ROOT
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 from waiting import run_command
 
 from rekindle.errors import SessionError
@@ -37,6 +37,13 @@ def session_of(**settings: Any) -> Session:
     """Return a session of a small model."""
     model = torch.nn.Linear(2, 1)
     return Session(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), **settings)
+
+
+def test_another_sampler_is_refused() -> None:
+    """The error names what takes its place."""
+    sampler = DistributedSampler(range(4), num_replicas=2, rank=0)
+    with pytest.raises(SessionError, match=r"^sampler is a DistributedSampler, .*session\.batches"):
+        session_of(sampler=sampler)
 
 
 def loader_of(**settings: Any) -> DataLoader[Any]:
