@@ -14,7 +14,7 @@ from rekindle.cli.jobs import directory_of
 from rekindle.cli.terminal_output import clock, table
 from rekindle.engines.client import JobClient
 from rekindle.errors import RekindleError, UsageError
-from rekindle.job.journal_reader import events_in, first_event, is_over, last_event
+from rekindle.job.journal_reader import complete_lines, events_in, first_event, is_over, last_event
 from rekindle.job.spec import JobDirectory, home
 from rekindle.recovery.journal import journal
 from rekindle.reporting.event_text import resumed_text
@@ -24,13 +24,15 @@ ANSWER_S = 2.0  # for the coordinator of a listed job
 _POLL_S = 0.2  # between two looks at files that grow
 _STREAMS = ("stdout", "stderr")
 _DIED = "died"  # no attempt has ended, and no coordinator answers
+_DAMAGED = "damaged"
 
 
 class ListedJob(msgspec.Struct, frozen=True, kw_only=True):
     """One job of this machine and user.
 
     state: how the job ended, or its state in `rekindle status`. A job without a coordinator has
-    died. finished: its steps; -1: not known. began, ended: seconds since the epoch; 0: not yet.
+    died. A job with an unreadable journal is damaged; it began when its file last changed.
+    finished: its steps; -1: not known. began, ended: seconds since the epoch; 0: not yet.
     """
 
     job_id: str
@@ -76,7 +78,7 @@ def _listed(directory: JobDirectory) -> ListedJob | None:
     name, path = directory.path.name, str(directory.path)
     first, last = first_event(directory.journal_file), last_event(directory.journal_file)
     if first is None:
-        return None
+        return _damaged(directory)
     state, finished, ended, reason = _DIED, -1, 0.0, ""
     if isinstance(last, journal.Ended):
         state, finished, ended, reason = last.outcome, last.finished, last.at, last.reason
@@ -94,6 +96,22 @@ def _listed(directory: JobDirectory) -> ListedJob | None:
         ended=ended,
         reason=reason,
         directory=path,
+    )
+
+
+def _damaged(directory: JobDirectory) -> ListedJob | None:
+    """Return the row of a journal that has complete lines, but not a first event."""
+    path = directory.journal_file
+    if not path.exists() or not complete_lines(path):
+        return None
+    return ListedJob(
+        job_id=directory.path.name,
+        state=_DAMAGED,
+        finished=-1,
+        began=path.stat().st_mtime,
+        ended=0.0,
+        reason=f"the first line of {path} is not an event of this version of Rekindle",
+        directory=str(directory.path),
     )
 
 

@@ -145,7 +145,8 @@ NOTES: dict[str, list[str]] = {
     ],
     "rekindle jobs": [
         "The command asks the coordinator of each job that has not ended for its state. The state "
-        "is `died` if none answers within 2 s. `--json` prints a list with the fields `job_id`, "
+        "is `died` if none answers within 2 s, and `damaged` if the first line of its journal is "
+        "not an event. `--json` prints a list with the fields `job_id`, "
         "`state`, `finished` (steps; -1: not known), `began`, `ended` (seconds since the epoch; "
         "0: not yet), `reason` and `directory`.",
     ],

@@ -78,6 +78,21 @@ def test_jobs_are_listed_with_the_newest_first(tmp_path: Path, run: Run) -> None
     ]
 
 
+def test_a_damaged_journal_is_listed(tmp_path: Path, run: Run) -> None:
+    """The row names the file; the first line of a job that begins may be incomplete."""
+    write(tmp_path, "good", STARTED, ENDED)
+    damaged = write(tmp_path, "bad", STARTED, ENDED) / names.JOURNAL_FILE
+    damaged.write_bytes(b"\0" + damaged.read_bytes()[1:])
+    (write(tmp_path, "begins") / names.JOURNAL_FILE).write_bytes(b'{"type": "job-st')
+    found = json.loads(run("jobs", "--json")[1])
+    assert [(each["job_id"], each["state"]) for each in found] == [
+        ("bad", "damaged"),
+        ("good", "failed"),
+    ]
+    assert f"the first line of {damaged} is not an event" in found[0]["reason"]
+    assert json.loads(run("jobs", "--json", "--state", "damaged")[1])[0]["job_id"] == "bad"
+
+
 @pytest.mark.parametrize(
     ("words", "shown"),
     [(("o*",), ["old"]), (("--state", "died"), ["new"]), (("--state", "stopped"), [])],
