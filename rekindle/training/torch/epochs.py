@@ -99,10 +99,14 @@ class Epochs:
         self._leave_batches()
         self._reach("end")
         self._return_small_state("start", "run", "end")
-        self._keep(last=True)
-        self._loop.progress.asked_for(finished)
-        while self._join():
-            pass  # others have failed at the end, and meet again
+        meets: bool | None = True
+        while (
+            meets
+        ):  # again if others have failed at the end: a new rank needs all for its snapshot
+            meets = self._keep(last=True)
+            if meets is None:
+                self._loop.progress.asked_for(finished)
+                meets = self._join()
 
     def epochs(self, total: int) -> Iterator[int]:
         """Yield the numbers of the remaining epochs of `total`."""
@@ -301,7 +305,9 @@ class Epochs:
                 if has_result and position.key > place:  # a rank has left the run
                     self._order.leave_run(outer)
                     break
-                args, kwargs = _replaced(args, kwargs, model, loop.generations.model)
+                new = loop.generations.model  # the wrapper of the new generation
+                args = tuple(new if each is model else each for each in args)
+                kwargs = {n: new if each is model else each for n, each in kwargs.items()}
             else:
                 position.results[stage].append(position.pending.pop())
                 break
@@ -425,26 +431,20 @@ class Epochs:
     def _note(self) -> None:
         self._order.note(everything=self._stage is not Stage.BATCHES)
 
-    def _keep(self, *, last: bool = False) -> None:
-        """Take a snapshot of the newest block, if one is due."""
+    def _keep(self, *, last: bool = False) -> bool | None:
+        """Take a snapshot of the newest block, if one is due.
+
+        last: all ranks of the generation are at the end. Returns None, or as _join() after a fault.
+        """
         if self._is_due or last:
             self._is_due = False
             self._position.prepare = self._note
             try:
-                self._loop.keep(last=last, alone=self._is_alone)
+                self._loop.keep(last=last, alone=self._is_alone and not last)
             except Exception as error:
                 if not self._loop.leave_step(error, inside=False):
                     raise
-                self._join()
+                return self._join()
             finally:
                 self._position.prepare = None
-
-
-def _replaced(
-    args: tuple[Any, ...], kwargs: Mapping[str, Any], old: Any, new: Any
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the arguments with the wrapper of the new generation."""
-    return (
-        tuple(new if each is old else each for each in args),
-        {name: new if each is old else each for name, each in kwargs.items()},
-    )
+        return None

@@ -1,7 +1,8 @@
 """A script with epochs, in which ranks die at named places.
 
 DEATHS: the places, `RANK PLACE` by comma; a rank dies at each of them once. VARIED: each rank has
-another seed, and all ranks also evaluate between two batches. Arguments: the epochs, and the step
+another seed, and all ranks also evaluate between two batches. WORKERS: the persistent workers of
+the loader. Arguments: the epochs, and the step
 before which all ranks raise an error.
 """
 
@@ -21,6 +22,7 @@ from rekindle.training.torch import Session
 
 DEATHS = "EPOCHS_DEATHS"
 VARIED = "EPOCHS_VARIED"
+WORKERS = "EPOCHS_WORKERS"
 EPOCHS, BATCHES, BATCH = 3, 4, 4
 RANK = int(os.environ.get("RANK", "0"))
 
@@ -55,15 +57,16 @@ def main(epochs: int, last: int = -1) -> None:
     random.seed(1)
     inputs = torch.randn(BATCHES * BATCH, 4)
     data = TensorDataset(inputs, inputs.sum(1, keepdim=True))
-    loader = DataLoader(data, BATCH, shuffle=True)
+    workers = int(os.environ.get(WORKERS, "0"))
+    loader = DataLoader(
+        data, BATCH, shuffle=True, num_workers=workers, persistent_workers=workers > 0
+    )
     model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Dropout(0.2), torch.nn.Linear(8, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
     count = {"batches": 0}
-    extra = {"count": count}
-    with Session(
-        model=model, optimizer=optimizer, scheduler=scheduler, ddp=True, extra=extra
-    ) as session:
+    objects = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
+    with Session(**objects, ddp=True, extra={"count": count}) as session:
         session.run(evaluate, session.model, inputs, -1)
         for epoch in session.epochs(epochs):
             at(f"opening {epoch}")
