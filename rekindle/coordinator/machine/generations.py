@@ -272,6 +272,8 @@ class Generations:
     def _send_plan(self, plan: Plan) -> None:
         world = self._roster.world
         arrived = [rank.arrived for rank in world if rank.arrived]
+        ended_step = max(each.ended_step for each in arrived)
+        compared = max(each.compared for each in arrived)
         places = {rank.rank: place for place, rank in enumerate(world)}
         peers, cause = self._roster.rank_addresses(), self._job.cause
         for node in self._roster.members:
@@ -287,8 +289,8 @@ class Generations:
                 state_generation=plan.state_generation,
                 suspicions=tuple(self._job.suspicions),
                 shards=plan.shards,
-                ended_step=max(each.ended_step for each in arrived),
-                compared=max(each.compared for each in arrived),
+                ended_step=ended_step,
+                compared=compared,
                 cause=cause,
                 settings=self._fleet.settings,
                 ranks=own,
