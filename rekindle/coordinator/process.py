@@ -39,6 +39,7 @@ from rekindle.coordinator.inputs import Inputs
 from rekindle.coordinator.machine import job_state as state
 from rekindle.coordinator.machine.inheritance import earlier, inheritance
 from rekindle.coordinator.machine.machine import Machine
+from rekindle.coordinator.metrics import JobMetrics, metrics_served
 from rekindle.errors import ProtocolError, RekindleError, UnexpectedError, UsageError
 from rekindle.job import lifeline
 from rekindle.job.journal_file import JournalFile
@@ -294,8 +295,10 @@ class Coordinator:
                 fault_tables=self._load_tables(),
             ):
                 await self._open(runner, listener)
-                await self.ended.wait()
-                await self._see_agents_off()
+                metrics = JobMetrics(self.machine, self.event_log.events)
+                async with metrics_served(os.environ.get(names.ENV_METRICS_LISTEN, ""), metrics):
+                    await self.ended.wait()
+                    await self._see_agents_off()
         except UnexpectedError as error:
             self.inputs.fail(error)
         for connection in self._agent_connections.values():

@@ -41,6 +41,15 @@ _USER: dict[str, Row] = {
         "precedes it. Each process sets it for the processes that it starts. "
         "[Log lines](../operate/running.md#log-lines) describes the forms.",
     ),
+    "REKINDLE_METRICS_LISTEN": (
+        "user",
+        "coordinators",
+        "",
+        "none",
+        "Address of the job's metrics for Prometheus: `HOST:PORT`, or `PORT` on `127.0.0.1`. With "
+        "port 0 the coordinator takes any free port, and a line of its log names it. Without the "
+        "variable there is no listener. [Metrics](../operate/operations.md#metrics) lists them.",
+    ),
     "REKINDLE_STORE_ACCESS_KEY_ID": (
         "user, block",
         "agents, ranks, commands",

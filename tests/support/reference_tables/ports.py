@@ -31,6 +31,15 @@ _LISTENERS = [
         "accepts both headers from all clients",
     ),
     (
+        "metrics, in the coordinator",
+        "Prometheus",
+        "HTTP, read-only",
+        f"{code(names.ENV_METRICS_LISTEN)}, by default {code(names.LOOPBACK)}",
+        f"{code(names.ENV_METRICS_LISTEN)}; without it there is no listener",
+        _NONE,
+        _NONE,
+    ),
+    (
         "ranks' store (torch's TCPStore), on one node",
         "ranks",
         "torch's own",
@@ -178,6 +187,7 @@ _ALLOWED = [
 _PLACES = {
     "agent/fork_server_process.py": "ranks' store, MindSpore's scheduler",
     "agent/snapshots/replica_server.py": "replica store",
+    "coordinator/metrics.py": "metrics",
     "coordinator/pod_process.py": "coordinator",
     "coordinator/process.py": "coordinator",
     "engines/kubernetes/mindcluster/clusterd.py": "ClusterD",
@@ -185,7 +195,7 @@ _PLACES = {
     "rank/step_vote.py": "gate of a rank",
     "training/node_check/torch_checker.py": "node check",
 }
-_CALLS = {"SockSite", "create_server", "insecure_channel"}
+_CALLS = {"SockSite", "TCPSite", "create_server", "insecure_channel"}
 
 
 def _opens(node: ast.AST) -> bool:
