@@ -429,6 +429,7 @@ ROWS = (
         "time; the job is only placed again.",
         "`reschedule-job`, also without `job-unconditional-retry`.",
         _example("what_the_user_causes_isolates_nothing"),
+        _LADDER,
     ),
     source(
         _DEGRADED,
