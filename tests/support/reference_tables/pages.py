@@ -16,6 +16,7 @@ from reference_tables import (
     ports,
     session,
     settings,
+    specification,
     states,
 )
 
@@ -30,6 +31,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "policy-fields.md": settings.policy,
     "ports.md": ports.ports,
     "session-arguments.md": session.session,
+    "specification.md": specification.specification,
     "states.md": states.states,
     habits.PATH: habits.scripts,
 }
