@@ -112,6 +112,9 @@ PATH_DRAIN = "/drain"
 PATH_HEALTH_EVENTS = "/health-events"
 PATH_ATTEMPT = "/attempt"  # for a coordinator in a pod, between attempts
 
+# The automation that runs the rescue flow runs it again if Prefect does not see this event.
+EVENT_RESCUE_DONE = "rekindle.rescue.done"
+
 # The coordinator answers the ping of an agent with this while it ends the job.
 ENDING = b"ending"
 WIRE_VERSION = 18

@@ -150,6 +150,14 @@ COMMANDS = (
         about="Print the code for your shell's start file.",
     ),
     Command(
+        "setup",
+        "create what Rekindle's flows need on a Prefect server",
+        declare.SETUP,
+        "rekindle.cli.setup.command:run",
+        about="Create work pools, queues, block types, example blocks, deployments and automations "
+        "on a Prefect server. A second call changes nothing.",
+    ),
+    Command(
         "nodes",
         "list the nodes on which jobs had faults",
         (declare.AS_JSON, declare.CLUSTER),

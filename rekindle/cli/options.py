@@ -117,6 +117,72 @@ LOGS = (
     argument("--tail", type=int, metavar="LINES", help="only the last lines of each stream"),
     argument("-f", "--follow", action="store_true", help="wait for more until the job ends"),
 )
+# The options of `rekindle setup`.
+SETUP = (
+    argument("--dry-run", action="store_true", help="print what would change, and change nothing"),
+    argument(
+        "--overwrite",
+        action="store_true",
+        help="also replace objects that differ, for example because a person changed them",
+    ),
+    argument(
+        "--file",
+        default="",
+        metavar="FILE",
+        help="the deployments; default: Rekindle's prefect.yaml",
+    ),
+    argument(
+        "--root",
+        default=".",
+        metavar="DIR",
+        help="folder where the relative paths of jobs start; default: the current one",
+    ),
+    argument(
+        "--type", default="process", metavar="TYPE", help="type of the work pools; default: process"
+    ),
+    argument(
+        "--base-job-template",
+        default="",
+        metavar="FILE",
+        help="JSON file with the template of the work pools; default: that of the type",
+    ),
+    option(
+        "queue-limit",
+        type=int,
+        default=1,
+        metavar="RUNS",
+        help="limit of flow runs of each queue, except the queue default",
+    ),
+    argument(
+        "--heartbeat",
+        type=float,
+        default=180.0,
+        metavar="SECONDS",
+        help="the longest heartbeat interval of the flow runs",
+    ),
+    argument(
+        "--pending",
+        type=float,
+        default=600.0,
+        metavar="SECONDS",
+        help="how long a process or pod may take to start",
+    ),
+    argument(
+        "--rescued",
+        type=float,
+        default=180.0,
+        metavar="SECONDS",
+        help="how long the rescue flow may take",
+    ),
+    argument(
+        "--flows",
+        nargs="+",
+        default=["train", "retrain"],
+        metavar="NAME",
+        help="the flows that the automations watch; yours may be among them",
+    ),
+    argument("--notify", default="", metavar="SLUG/NAME", help="block that tells of incidents"),
+)
 SHELL = (argument("shell", choices=("bash", "zsh", "fish"), help="the shell"),)
 
 # The options of `rekindle approve`.

@@ -15,14 +15,13 @@ from prefect.client.schemas.objects import FlowRun, State
 from prefect.events import emit_event
 from prefect.states import Cancelled
 
+from rekindle import names
 from rekindle.recovery.policy.policy import Policy
 from rekindle.tasks.hooks.cancellation import OF_FLOW_PROCESS, stop_abandoned
 from rekindle.tasks.hooks.rerun import run_again
 from rekindle.tasks.prefect_api.run_states import history, replace
 
 MOST = OF_FLOW_PROCESS.max_reschedules
-# The automation that runs this flow runs it again if it does not see this event.
-DONE = "rekindle.rescue.done"
 
 
 @flow(name="rescue", persist_result=False)
@@ -70,4 +69,4 @@ def _tell_done(flow_run: FlowRun, flow_name: str) -> None:
         "prefect.resource.name": flow_name,
     }
     resource = {"prefect.resource.id": f"prefect.flow-run.{flow_run.id}"}
-    emit_event(DONE, resource=resource, related=[related])
+    emit_event(names.EVENT_RESCUE_DONE, resource=resource, related=[related])

@@ -1,4 +1,4 @@
-"""`prefect.yaml` and the documented commands: a real server deploys them and a worker runs them."""
+"""The documented commands: they set up a real server, and a worker runs the deployments."""
 
 from __future__ import annotations
 
@@ -35,20 +35,24 @@ SCRIPTS = Path(__file__).with_name("scripts")
 SETTINGS = {"REKINDLE_ROOT": str(ROOT)}
 # by name: entrypoint, work pool, its queue
 WANTED = {
-    "train/local": ("rekindle/flows/train.py:train", "local", "default"),
-    "retrain/nightly": ("rekindle/flows/retrain.py:retrain", "local", "nightly"),
-    "check-nodes/check-nodes": ("rekindle/flows/check_nodes.py:check_nodes", "local", "default"),
-    "profile/profile": ("rekindle/flows/profile.py:profile", "local", "default"),
-    "rescue/rescue": ("rekindle/flows/rescue.py:rescue", "local", "default"),
+    "train/local": ("rekindle.flows.train.train", "local", "default"),
+    "retrain/nightly": ("rekindle.flows.retrain.retrain", "local", "nightly"),
+    "check-nodes/check-nodes": ("rekindle.flows.check_nodes.check_nodes", "local", "default"),
+    "profile/profile": ("rekindle.flows.profile.profile", "local", "default"),
+    "rescue/rescue": ("rekindle.flows.rescue.rescue", "local", "default"),
 }
 HEARTBEAT = {"PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30"}
 
 
 def documented() -> list[list[str]]:
-    """Return the first Prefect commands of the documentation; the last one starts a worker."""
+    """Return the first commands of the documentation; the last one starts a worker."""
     text = (ROOT / "docs" / "deploy" / "deploying.md").read_text().partition("\n## ")[0]
-    lines: list[str] = re.findall(r"^    prefect (.+)$", text, re.MULTILINE)
-    return [[sys.executable, "-m", "prefect", "--no-prompt", *shlex.split(one)] for one in lines]
+    lines: list[tuple[str, str]] = re.findall(r"^    (rekindle|prefect) (.+)$", text, re.MULTILINE)
+    programs = {
+        "rekindle": ["-m", "rekindle.cli.main"],
+        "prefect": ["-m", "prefect", "--no-prompt"],
+    }
+    return [[sys.executable, *programs[name], *shlex.split(rest)] for name, rest in lines]
 
 
 def to_its_end(command: list[str], api: str) -> None:
@@ -60,9 +64,8 @@ def in_a_terminal(command: list[str], api: str) -> str:
     """Run a command in a terminal, where Prefect may ask a question. Return its output."""
     env = {**os.environ, **SETTINGS, "PREFECT_API_URL": api}
     ours, theirs = pty.openpty()
-    asks = [word for word in command if word != "--no-prompt"]
     ends: dict[str, Any] = {"stdin": theirs, "stdout": theirs, "stderr": theirs}
-    with subprocess.Popen(asks, env=env, cwd=ROOT, **ends) as running:
+    with subprocess.Popen(command, env=env, cwd=ROOT, **ends) as running:
         os.close(theirs)
         output = b""
         with contextlib.suppress(OSError):  # the command has closed its end
@@ -76,7 +79,7 @@ def in_a_terminal(command: list[str], api: str) -> str:
 
 
 class Deployed:
-    """The deployments of `prefect.yaml` on a server, in their first state."""
+    """The deployments of `rekindle setup` on a server, in their first state."""
 
     def __init__(self, api: str, client: SyncPrefectClient) -> None:
         self.api = api
@@ -101,25 +104,26 @@ class Deployed:
 @pytest.fixture(scope="module")
 def deployed(prefect_api: str) -> Iterator[Deployed]:
     """Return the deployments after the documented commands, except the one that starts a worker."""
-    for command in documented()[:-1]:
-        if "deploy" in command:
-            assert "Would you like" not in in_a_terminal(command, prefect_api)
-        else:
-            to_its_end(command, prefect_api)
+    [setup] = documented()[:-1]
+    to_its_end(setup, prefect_api)
     with SyncPrefectClient(prefect_api) as client:
+        remove_automations(client)
         yield Deployed(prefect_api, client)
+
+
+def remove_automations(client: SyncPrefectClient) -> None:
+    for automation in client.read_automations():
+        client.delete_automation(automation.id)
 
 
 @contextlib.contextmanager
 def automated(deployed: Deployed) -> Iterator[None]:
-    """Install the automations, with the deployment of the rescue flow."""
-    command = [sys.executable, "-m", "rekindle.flows.automations", "--rescue", "rescue/rescue"]
-    to_its_end([*command, "--heartbeat", "30"], deployed.api)
+    """Run the set-up again, which creates the automations."""
+    to_its_end(documented()[0], deployed.api)
     try:
         yield
     finally:
-        for automation in deployed.client.read_automations():
-            deployed.client.delete_automation(automation.id)
+        remove_automations(deployed.client)
 
 
 @contextlib.contextmanager
@@ -246,3 +250,14 @@ def played(deployed: Deployed, tmp_path_factory: pytest.TempPathFactory) -> acts
 def test_a_worker(played: acts.Played, act: str) -> None:
     """Each act has the result that its function states."""
     played.check(act)
+
+
+def test_prefect_can_deploy_the_file(deployed: Deployed) -> None:
+    """`prefect deploy --all` asks nothing in a terminal, and makes the same deployments."""
+    command = [sys.executable, "-m", "prefect", "deploy", "--all"]
+    assert "Would you like" not in in_a_terminal(command, deployed.api)
+    again = Deployed(deployed.api, deployed.client).found
+    for name, found in deployed.found.items():
+        now = again[name]
+        assert (now.id, now.parameters, now.tags) == (found.id, found.parameters, found.tags)
+        assert (now.entrypoint, now.pull_steps) == (found.entrypoint, found.pull_steps)

@@ -13,7 +13,7 @@ from prefect.states import Pending, Scheduled
 from prefect_side import until
 from served_runs import ServedRuns, serving_runs
 
-from rekindle.flows import automations
+from rekindle.cli.setup import automations
 from rekindle.recovery.journal.journal import JobStarted
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(900)]
@@ -35,7 +35,7 @@ class Queue:
             automations.rescue_runs(uuid4(), FLOWS),  # each action fails
             automations.rescue_runs_again(rescue, FLOWS, SOON_S),
         ):
-            automations.replace(each)
+            served.client.create_automation(each)
         self.stuck = served.start("train", Pending(), job=served.job(STUCK))
         self.first = served.start("train", job=served.job(FIRST, devices=["a"]))
         served.until_training(FIRST)

@@ -30,11 +30,13 @@ from waiting import bound_s
 
 from rekindle.checkpoints.directory import DirectoryStore
 from rekindle.checkpoints.publishing import resolve
+from rekindle.cli.setup import automations
 from rekindle.recovery.journal.journal import Ended, FirstStep, JobStarted
 
 pytestmark = pytest.mark.timeout(900)
 
 SCRIPTS = Path(__file__).with_name("scripts")
+FLOWS = ["retrain"]
 _SERVE = """
 from prefect import serve
 from prefect.flows import EntrypointType
@@ -259,17 +261,16 @@ def command_lines() -> list[bytes]:
 
 
 @pytest.fixture
-def automated(nights: Nights, prefect_api: str) -> Iterator[None]:
+def automated(nights: Nights) -> Iterator[None]:
     """Install the automations for the retrain flow only."""
-    nights.deployment("rescue/tests")
-    command = [sys.executable, "-m", "rekindle.flows.automations", "--rescue", "rescue/tests"]
-    for _ in range(2):  # the second ones replace the first
-        subprocess.run(
-            [*command, "--flows", "retrain"],
-            env={**os.environ, "PREFECT_API_URL": prefect_api},
-            check=True,
-            timeout=bound_s(),
-        )
+    rescue = nights.deployment("rescue/tests")
+    for each in (
+        automations.crash_silent_runs(FLOWS, 180.0),
+        automations.crash_pending_runs(FLOWS, 600.0),
+        automations.rescue_runs(rescue, FLOWS),
+        automations.rescue_runs_again(rescue, FLOWS, 180.0),
+    ):
+        nights.client.create_automation(each)
     try:
         yield
     finally:
@@ -285,7 +286,6 @@ def test_a_night_in_an_object_store_whose_flow_is_killed(
 
     The runner is stopped and does not see the end. No output shows the store's key.
     """
-    assert len(nights.client.read_automations()) == 4
     with rclone(tmp_path_factory.mktemp("s3")) as server:
         # In a separate process, as in test_saved.py.
         subprocess.run(

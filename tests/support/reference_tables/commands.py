@@ -213,6 +213,10 @@ NOTES: dict[str, list[str]] = {
         "as a final checkpoint, if the policy has `dump` (the default) and no checkpoint is as "
         f"new. The command does not wait for the end. {_RUNNING}",
     ],
+    "rekindle setup": [
+        "The output has one line for each object. [Deployments](../deploy/deploying.md) has the "
+        "objects, the words of the lines, and the form of the file.",
+    ],
     "rekindle nodes": [
         "The output has one row for each host: its state (`in use`, `lemon`, `isolated`), its "
         "number of faults, the job that isolated it, and its last node check. " + _CLUSTER,

@@ -183,6 +183,19 @@ _OWN: dict[str, list[tuple[str, str]]] = {
         ("0", "The coordinator has the order; the job may still write its final checkpoint."),
         _ABSENT,
     ],
+    "rekindle setup": [
+        (
+            "0",
+            "The server has every object, or the dry run is complete; objects that differ may "
+            "have stayed as they are.",
+        ),
+        (_FAILED, "No Prefect server answers."),
+        (
+            _WRONG,
+            "An option, the file or the address of the server is not valid, or the server refuses "
+            "a request.",
+        ),
+    ],
     "rekindle nodes": [(_FAILED, "The cluster does not answer.")],
     "rekindle release-node": [
         (_FAILED, "The cluster does not answer or refuses."),

@@ -1,27 +1,21 @@
-"""Create automations on a Prefect server that runs Rekindle's flows.
+"""Make the automations that watch the runs of Rekindle's flows.
 
-    python -m rekindle.flows.automations --rescue rescue/rescue [--notify SLUG/NAME]
-
-An automation replaces one of the same name. Flow runs send heartbeats, by Prefect's default every
-180 s. To detect crashed runs sooner, set PREFECT_FLOWS_HEARTBEAT_FREQUENCY (at least 30) where they
-run, and give the same value as --heartbeat.
+Flow runs send heartbeats, by Prefect's default every 180 s. PREFECT_FLOWS_HEARTBEAT_FREQUENCY (at
+least 30) sets another interval where they run.
 """
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from datetime import timedelta
 from uuid import UUID
 
-from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import StateType
 from prefect.events.actions import ChangeFlowRunState, RunDeployment, SendNotification
 from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
 from prefect.events.schemas.events import ResourceSpecification
 
-from rekindle.errors import UsageError
-from rekindle.flows.rescue import DONE
+from rekindle import names
 
 # A run may miss two heartbeats, and a short time more, before it counts as crashed.
 MISSED_HEARTBEATS = 2.5
@@ -40,9 +34,6 @@ _BEGUN = {
     f"prefect.flow-run.{name}"
     for name in ("Running", "Scheduled", "AwaitingRetry", "Rescheduling", "Resuming", "Cancelling")
 }
-HEARTBEAT_S = 180.0
-PENDING_S = 600.0
-RESCUED_S = 180.0
 
 
 def crash_silent_runs(flows: Sequence[str], heartbeat_s: float) -> AutomationCore:
@@ -120,7 +111,7 @@ def rescue_runs_again(rescue: UUID, flows: Sequence[str], rescued_s: float) -> A
         description="Prefect runs the rescue flow again if it has not run to its end.",
         trigger=EventTrigger(
             after=_UNSEEN,
-            expect={DONE},
+            expect={names.EVENT_RESCUE_DONE},
             match=_RUNS,
             match_related=_of(flows),
             for_each={"prefect.resource.id"},
@@ -165,56 +156,3 @@ def tell_of_incidents(block: UUID) -> AutomationCore:
             )
         ],
     )
-
-
-def replace(automation: AutomationCore) -> None:
-    """Create an automation, after deleting all automations of its name."""
-    with get_client(sync_client=True) as client:
-        for known in client.read_automations_by_name(automation.name):
-            client.delete_automation(known.id)
-        client.create_automation(automation)
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-    """Create the automations. Raises UsageError: --notify has a wrong form.
-
-    Raises ObjectNotFound: a deployment or block does not exist.
-    """
-    parser = argparse.ArgumentParser(description=__doc__, prog="rekindle.flows.automations")
-    parser.add_argument("--rescue", required=True, help="deployment of the rescue flow")
-    parser.add_argument(
-        "--heartbeat", type=float, default=HEARTBEAT_S, help="seconds between heartbeats"
-    )
-    parser.add_argument(
-        "--pending", type=float, default=PENDING_S, help="seconds that a start may take"
-    )
-    parser.add_argument(
-        "--rescued", type=float, default=RESCUED_S, help="seconds that a rescue may take"
-    )
-    parser.add_argument("--flows", nargs="+", default=["train", "retrain"])
-    parser.add_argument("--notify", default="", metavar="SLUG/NAME", help="notification block")
-    options = parser.parse_args(argv)
-    with get_client(sync_client=True) as client:
-        rescue = client.read_deployment_by_name(options.rescue).id
-        wanted = [
-            crash_silent_runs(options.flows, options.heartbeat),
-            crash_pending_runs(options.flows, options.pending),
-            rescue_runs(rescue, options.flows),
-            rescue_runs_again(rescue, options.flows, options.rescued),
-        ]
-        if options.notify:
-            slug, separator, name = options.notify.partition("/")
-            if not separator:
-                raise UsageError(
-                    f"--notify {options.notify}: write SLUG/NAME, for example slack-webhook/ops"
-                )
-            block = client.read_block_document_by_name(name, slug)
-            assert block.id is not None
-            wanted.append(tell_of_incidents(block.id))
-    for automation in wanted:
-        replace(automation)
-        print(automation.name)
-
-
-if __name__ == "__main__":
-    main()
