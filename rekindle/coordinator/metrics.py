@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -28,6 +29,9 @@ from rekindle.recovery.journal import journal
 
 PATH = "/metrics"
 HIGHEST_PORT = 65535
+KEPT_S = 1.0  # a request in this time gets the answer of the last one
+IDLE_S = 75.0  # the limit of a connection without a request
+_PORT = re.compile("[0-9]{1,5}")
 # The parts of a recovery: the name, and the attributes of an incident between which it lies.
 PARTS = (
     ("decision", "detected", "decided"),
@@ -43,12 +47,12 @@ def address(text: str) -> tuple[str, int]:
     Raises UsageError: the text is neither.
     """
     host, _, port = text.rpartition(":")
-    if not port.isascii() or not port.isdigit() or int(port) > HIGHEST_PORT:
+    if not _PORT.fullmatch(port) or int(port) > HIGHEST_PORT:
         raise UsageError(
             f"{names.ENV_METRICS_LISTEN} is {text!r}; give PORT or HOST:PORT, with a port of at "
             f"most {HIGHEST_PORT}"
         )
-    return host or names.LOOPBACK, int(port)
+    return host.removeprefix("[").removesuffix("]") or names.LOOPBACK, int(port)
 
 
 class JobMetrics(Collector):
@@ -67,6 +71,7 @@ class JobMetrics(Collector):
         self._trained_s = 0.0  # time in which the ranks did steps, also those that were lost
         self._first: int | None = None  # the step from which the job began; None: unknown
         self._finished = 0  # steps that the events tell
+        self._at = 0.0  # of the newest event
 
     def collect(self) -> Iterator[Metric]:
         """Yield all metrics at this moment."""
@@ -84,6 +89,7 @@ class JobMetrics(Collector):
             case journal.Checkpointed():
                 self._checkpoints["written"] += 1
                 self._newest_checkpoint = event.at
+                self._finished = max(self._finished, event.step)
             case journal.CheckpointLeftOut():
                 self._checkpoints["skipped"] += 1
             case journal.CheckpointFailed():
@@ -93,17 +99,16 @@ class JobMetrics(Collector):
                 self._restart = event.restart
             case journal.JobStarted():
                 self._restart = 0
+        self._at = event.at
 
     def _follow_time(self, event: journal.Event) -> None:
-        """Follow when the ranks train. A fault apart from the ranks does not interrupt them."""
+        """Follow when the ranks train."""
         match event:
             case journal.JobStarted():
                 self._began = self._began or event.at
-                self._pause(event.at)
+                self._pause(self._at)  # the end of the former attempt may not be in the journal
             case journal.FaultSeen(explained=False):
                 self._pause(event.since or event.at)
-            case journal.Decided(apart=True):
-                self._training_since = self._training_since or event.at
             case journal.Formed():
                 self._pause(event.at)
                 self._finished = event.step
@@ -144,7 +149,8 @@ class JobMetrics(Collector):
         alive = sum(rank.status not in (*GONE, Status.SPAWNING) for rank in world)
         present = min((rank.finished for rank in world), default=0)
         finished = max(present, self._finished)  # a new coordinator does not know the ranks yet
-        yield from self._goodput(finished)
+        if present or not self._training_since:  # a new coordinator does not know the ranks yet
+            yield from self._goodput(finished)
         yield _gauge("rekindle_steps_finished", "Steps that all ranks have finished.", finished)
         total = self._machine.checkpoints.total
         yield _gauge("rekindle_steps_planned", "Steps of the whole job; 0: unknown.", total)
@@ -156,14 +162,16 @@ class JobMetrics(Collector):
     def _recoveries(self) -> Iterator[Metric]:
         incidents = [one for one in self._incidents.by_number.values() if one.faults]
         counted = Counter((i.cause.kind.value, _strategy(i)) for i in incidents)
-        number = CounterMetricFamily(
+        # A gauge: the kind and the strategy of an incident can still change.
+        number = GaugeMetricFamily(
             "rekindle_incidents", "Incidents of the job.", labels=["kind", "strategy"]
         )
         for labels, count in counted.items():
             number.add_metric(labels, count)
         yield number
-        closed = [one for one in incidents if one.closed]
-        ended = CounterMetricFamily("rekindle_recoveries", "Incidents that are over.")
+        # An incident without a duration has not interrupted the ranks.
+        closed = [one for one in incidents if one.first_step > one.detected]
+        ended = CounterMetricFamily("rekindle_recoveries", "Interruptions that are over.")
         ended.add_metric([], len(closed))
         yield ended
         seconds = CounterMetricFamily(
@@ -216,29 +224,31 @@ def _between(incident: journal.Incident, begin: str, end: str) -> float:
 
 @contextlib.asynccontextmanager
 async def metrics_served(text: str, collector: Collector) -> AsyncIterator[None]:
-    """Serve the metrics at the address in `text` while the block runs. "": serve nothing.
+    """Serve the metrics at the address in `text` while the block runs.
 
     An address that cannot be used gives a line in the log, and the job continues without metrics.
     """
-    if not text:
-        yield
-        return
     registry = CollectorRegistry(auto_describe=False)
     registry.register(collector)
 
+    body, until = b"", 0.0
+
     async def answer(_: web.Request) -> web.Response:
-        body = generate_latest(registry)
+        nonlocal body, until
+        if time.monotonic() >= until:
+            body, until = generate_latest(registry), time.monotonic() + KEPT_S
         return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_PLAIN_0_0_4})
 
     app = web.Application()
     app.router.add_get(PATH, answer)
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0, keepalive_timeout=IDLE_S)
     await runner.setup()
     try:
         host, port = address(text)
         await web.TCPSite(runner, host, port).start()
+        host = f"[{host}]" if ":" in host else host
         say(f"metrics are at http://{host}:{runner.addresses[0][1]}{PATH}", logging.INFO)
-    except (UsageError, OSError) as error:
+    except (UsageError, OSError, UnicodeError) as error:  # the last: a name that no host can have
         say(f"the job has no metrics: {error}", logging.ERROR)
     try:
         yield

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import ctypes
 import functools
 import gc
@@ -24,6 +25,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -39,7 +41,6 @@ from rekindle.coordinator.inputs import Inputs
 from rekindle.coordinator.machine import job_state as state
 from rekindle.coordinator.machine.inheritance import earlier, inheritance
 from rekindle.coordinator.machine.machine import Machine
-from rekindle.coordinator.metrics import JobMetrics, metrics_served
 from rekindle.errors import ProtocolError, RekindleError, UnexpectedError, UsageError
 from rekindle.job import lifeline
 from rekindle.job.journal_file import JournalFile
@@ -295,8 +296,7 @@ class Coordinator:
                 fault_tables=self._load_tables(),
             ):
                 await self._open(runner, listener)
-                metrics = JobMetrics(self.machine, self.event_log.events)
-                async with metrics_served(os.environ.get(names.ENV_METRICS_LISTEN, ""), metrics):
+                async with self._metrics():
                     await self.ended.wait()
                     await self._see_agents_off()
         except UnexpectedError as error:
@@ -308,6 +308,15 @@ class Coordinator:
         if self.inputs.bug is not None:
             raise self.inputs.bug
         return 0 if self.succeeded else 1
+
+    def _metrics(self) -> AbstractAsyncContextManager[None]:
+        """Return a context that serves the metrics, if there is an address for them."""
+        listen = os.environ.get(names.ENV_METRICS_LISTEN, "")
+        if not listen:
+            return contextlib.nullcontext()
+        from rekindle.coordinator.metrics import JobMetrics, metrics_served
+
+        return metrics_served(listen, JobMetrics(self.machine, self.event_log.events))
 
     async def _open(self, runner: web.AppRunner, listener: socket.socket) -> None:
         """Accept connections, and start the machine."""

@@ -6,12 +6,14 @@ import argparse
 import enum
 import json
 import os
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from uuid import UUID
 
 import httpx
+import pydantic
 from prefect.blocks.core import Block
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.exceptions import MissingFlowError, ObjectNotFound, ScriptError
@@ -43,6 +45,8 @@ from rekindle.recovery.policy.policy import Policy
 EXAMPLE = "example"
 _RESCUE = "rescue"  # the flow that the automations run
 _ABSENT = UUID(int=0)  # a deployment that --dry-run does not create
+# What Prefect raises for an entrypoint without a flow. ValueError: it has no dot and no colon.
+_NO_FLOW = (AttributeError, ImportError, MissingFlowError, OSError, ScriptError, ValueError)
 _KINDS: tuple[type[Block], ...] = (SavedCluster, SavedStore, SavedPolicy)
 
 
@@ -78,8 +82,15 @@ def run(options: argparse.Namespace) -> None:
         )
     try:
         with get_client(sync_client=True) as client:
+            for part in _parts(client, options):  # refuse what is wrong before the first change
+                part.wanted(), part.found()
             for part in _parts(client, options):
                 _set_up(part, options)
+    except pydantic.ValidationError as error:
+        first = error.errors()[0]
+        raise UsageError(
+            f"{options.file or SHIPPED}: {first['msg']}: {first['input']!r:.200}"
+        ) from error
     except httpx.TransportError as error:
         raise JobError(
             f"no Prefect server answers at {url}: {error or type(error).__name__}"
@@ -126,7 +137,9 @@ def _set_up(part: Part, options: argparse.Namespace) -> None:
     if not options.dry_run:
         if action is Action.CREATE:
             part.create()
-        elif action in (Action.RENEW, Action.REPLACE):
+        elif action is Action.RENEW:
+            part.renew()
+        elif action is Action.REPLACE:
             part.replace()
     word = _PLANNED.get(action, action.value) if options.dry_run else action.value
     about = f" ({', '.join(differing)})" if differing else ""
@@ -145,6 +158,9 @@ def _parts(client: SyncPrefectClient, options: argparse.Namespace) -> Iterator[P
         FlowDeployment(client, _flow(path, each.entrypoint), each, file.pull)
         for each in file.deployments
     ]
+    counts = Counter(each.name for each in deployments)
+    if twice := [name for name, count in counts.items() if count > 1]:
+        raise UsageError(f"{path} has the deployment {twice[0]} twice; give each another name")
     rescues = [each for each in deployments if each.name.startswith(f"{_RESCUE}/")]
     if len(rescues) != 1:
         raise UsageError(
@@ -187,7 +203,7 @@ def _template(path: str) -> dict[str, Any] | None:
 def _flow(path: Path, entrypoint: str) -> Flow[..., Any]:
     try:
         return load_flow_from_entrypoint(entrypoint)
-    except (AttributeError, ImportError, MissingFlowError, OSError, ScriptError) as error:
+    except _NO_FLOW as error:
         raise UsageError(f"{path}: there is no flow {entrypoint}: {error}") from error
 
 

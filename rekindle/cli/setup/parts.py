@@ -7,7 +7,6 @@ ignores all other fields.
 from __future__ import annotations
 
 import asyncio
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
@@ -17,6 +16,7 @@ from prefect.blocks.core import Block
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.actions import (
     DeploymentScheduleCreate,
+    DeploymentUpdate,
     WorkPoolCreate,
     WorkPoolUpdate,
 )
@@ -26,6 +26,7 @@ from prefect.exceptions import ObjectNotFound
 from prefect.flows import Flow
 from prefect.utilities.callables import parameter_schema
 from prefect.workers.utilities import get_default_base_job_template_for_infrastructure_type
+from pydantic_core import to_jsonable_python
 
 from rekindle.cli.setup.deployments_file import Deployment
 from rekindle.errors import UsageError
@@ -57,6 +58,10 @@ class Part(ABC):
     @abstractmethod
     def replace(self) -> None:
         """Give the object the wanted fields."""
+
+    def renew(self) -> None:
+        """Give the object the wanted fields of `renewed`."""
+        self.replace()
 
 
 class WorkPool(Part):
@@ -156,7 +161,10 @@ class BlockType(Part):
 
 
 class ExampleBlock(Part):
-    """A block with example values. It shows the fields, and people change it or copy it."""
+    """A block with example values. It shows the fields, and people change it or copy it.
+
+    An existing block is the person's: its jobs may use it, so setup never replaces it.
+    """
 
     def __init__(self, client: SyncPrefectClient, name: str, block: Block) -> None:
         self._slug = block.get_block_type_slug()
@@ -164,23 +172,20 @@ class ExampleBlock(Part):
         self._name, self._block = name, block
 
     def wanted(self) -> Fields:
-        found: Fields = json.loads(self._block.model_dump_json(context={"include_secrets": True}))
-        return {
-            name: value for name, value in found.items() if name in type(self._block).model_fields
-        }
+        return {}
 
     def found(self) -> Fields | None:
         try:
-            document = self.client.read_block_document_by_name(self._name, self._slug)
+            self.client.read_block_document_by_name(self._name, self._slug)
         except ObjectNotFound:
             return None
-        return document.data
+        return self.wanted()
 
     def create(self) -> None:
         self._block.save(self._name)
 
     def replace(self) -> None:
-        self._block.save(self._name, overwrite=True)
+        raise AssertionError(f"{self.what} is the person's")
 
 
 class FlowDeployment(Part):
@@ -198,6 +203,12 @@ class FlowDeployment(Part):
         self.name = f"{flow.name}/{deployment.name}"
         super().__init__(client, f"deployment {self.name}")
         self._flow, self._deployment, self._pull = flow, deployment, pull
+        self._schedules = [
+            DeploymentScheduleCreate(
+                schedule=CronSchedule(cron=each.cron, timezone=each.timezone), active=each.active
+            )
+            for each in deployment.schedules
+        ]
 
     def id_(self) -> UUID | None:
         """Return the id of the deployment; None: the server has none."""
@@ -212,12 +223,14 @@ class FlowDeployment(Part):
             "entrypoint": new.entrypoint,
             "description": new.description,
             "tags": sorted(new.tags),
-            "parameters": new.parameters,
+            "parameters": to_jsonable_python(new.parameters),
             "pool": new.work_pool.name,
             "queue": new.work_pool.work_queue_name,
-            "job variables": new.work_pool.job_variables,
-            "pull steps": self._pull,
-            "schedules": [(each.cron, each.timezone, each.active) for each in new.schedules],
+            "job variables": to_jsonable_python(new.work_pool.job_variables),
+            "pull steps": to_jsonable_python(self._pull),
+            "schedules": sorted(
+                ((each.cron, each.timezone, each.active) for each in new.schedules), key=str
+            ),
             "form": self._form(),
         }
 
@@ -235,12 +248,15 @@ class FlowDeployment(Part):
             "queue": found.work_queue_name,
             "job variables": found.job_variables,
             "pull steps": found.pull_steps or [],
-            "schedules": [
-                (each.schedule.cron, each.schedule.timezone, each.active)
-                if isinstance(each.schedule, CronSchedule)
-                else each.schedule.model_dump()
-                for each in found.schedules
-            ],
+            "schedules": sorted(
+                (
+                    (each.schedule.cron, each.schedule.timezone, each.active)
+                    if isinstance(each.schedule, CronSchedule)
+                    else each.schedule.model_dump()
+                    for each in found.schedules
+                ),
+                key=str,
+            ),
             "form": found.parameter_openapi_schema,
         }
 
@@ -257,19 +273,21 @@ class FlowDeployment(Part):
             work_queue_name=new.work_pool.work_queue_name,
             job_variables=new.work_pool.job_variables,
             pull_steps=self._pull or None,
-            schedules=[
-                DeploymentScheduleCreate(
-                    schedule=CronSchedule(cron=each.cron, timezone=each.timezone),
-                    active=each.active,
-                )
-                for each in new.schedules
-            ],
+            schedules=self._schedules,
             parameter_openapi_schema=self._form(),
             enforce_parameter_schema=True,
         )
 
     def replace(self) -> None:
         self.create()  # the server replaces a deployment of the same flow and name
+
+    def renew(self) -> None:
+        # Another request would remove limits and parts of schedules that a person has set.
+        known = self.id_()
+        assert known is not None
+        self.client.update_deployment(
+            known, DeploymentUpdate(parameter_openapi_schema=self._form())
+        )
 
     def _form(self) -> dict[str, Any]:
         form: dict[str, Any] = parameter_schema(self._flow).model_dump_for_openapi()

@@ -404,7 +404,7 @@ class Epochs:
         place = Place(position.epoch, position.batch, self._stage.value)
         if variables.is_new and variables.place is not None:
             if not place.is_at(variables.place):
-                return
+                return variables.open(frame, place)
             variables.take(frame)
         variables.look(frame, place, outer=outer)
         position.varies = variables.has_values

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from prefect.client.orchestration import SyncPrefectClient
-from prefect.client.schemas.actions import DeploymentUpdate
+from prefect.client.schemas.actions import BlockDocumentUpdate, DeploymentUpdate
 from prefect.exceptions import ObjectNotFound
 from prefect_side import free_port, server
 from waiting import run_command
@@ -36,6 +36,20 @@ FILES = {
         "there is no flow rekindle.flows.none.none",
     ),
     "no rescue": ("deployments: []", "0 deployments of the flow rescue"),
+    "no cron": (
+        "deployments: [{name: a, entrypoint: rekindle.flows.rescue.rescue, work_pool: {name: p}, "
+        "schedules: [{cron: 0 2 * *}]}]",
+        "0 2 * *",
+    ),
+    "no flow in the entrypoint": (
+        "deployments: [{name: a, entrypoint: train, work_pool: {name: p}}]",
+        "there is no flow train",
+    ),
+    "two names": (
+        "deployments: [{name: a, entrypoint: rekindle.flows.rescue.rescue, work_pool: {name: p}}, "
+        "{name: a, entrypoint: rekindle.flows.rescue:rescue, work_pool: {name: p}}]",
+        "the deployment rescue/a twice",
+    ),
 }
 # Prints the statuses of several command lines, which one process runs.
 RUN = """
@@ -144,9 +158,17 @@ def test_what_a_person_changed_stays(machine: Machine) -> None:
 
     A changed object stays until --overwrite replaces it.
     """
-    old = DeploymentUpdate(parameter_openapi_schema={"type": "object", "properties": {}})
+    old = DeploymentUpdate(
+        parameter_openapi_schema={"type": "object", "properties": {}}, concurrency_limit=4
+    )
     machine.client.update_deployment(machine.deployment("rescue/rescue").id, old)
     assert changed(machine.setup()) == ["updated: deployment rescue/rescue (form)"]
+    limit = machine.deployment("rescue/rescue").global_concurrency_limit
+    assert limit is not None
+    assert limit.limit == 4
+    cluster = machine.client.read_block_document_by_name("example", "rekindle-cluster")
+    assert cluster.id is not None
+    machine.client.update_block_document(cluster.id, BlockDocumentUpdate(data={"nodes": 7}))
     train = machine.deployment("train/local")
     machine.client.update_deployment(train.id, DeploymentUpdate(description="ours"))
     queue = machine.client.read_work_queue_by_name("nightly", work_pool_name="local")
@@ -165,6 +187,8 @@ def test_what_a_person_changed_stays(machine: Machine) -> None:
         f"replaced: {what} ({field})" for what, field in pairs
     ]
     assert machine.deployment("train/local").id == train.id
+    cluster = machine.client.read_block_document_by_name("example", "rekindle-cluster")
+    assert cluster.data["nodes"] == 7
     assert len(machine.client.read_automations()) == KINDS["automation"]
     assert not changed(machine.setup())
 

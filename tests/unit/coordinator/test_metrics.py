@@ -61,7 +61,7 @@ def test_a_recovery_is_in_the_metrics() -> None:
     [incident] = journal.incidents(job.history)
     assert incident.cause.kind is FaultKind.PROCESS
     labels = (FaultKind.PROCESS.value, Strategy.RECOVER_IN_PLACE.value)
-    assert found["rekindle_incidents_total", labels] == 1
+    assert found["rekindle_incidents", labels] == 1
     assert found["rekindle_recoveries_total", ()] == 1
     assert found["rekindle_steps_finished", ()] == 6
     assert found["rekindle_ranks_alive", ()] == found["rekindle_ranks", ()] == 3
@@ -103,12 +103,59 @@ def test_goodput_is_the_share_of_time_with_new_steps(monkeypatch: pytest.MonkeyP
         journal.FaultSeen(at=160.0, incident=1, fault=fault),
         journal.Formed(at=179.0, generation=2, step=6, newest=8, incident=1, **formed),
         journal.FirstStep(at=180.0, generation=2, step=10, incident=1),
+        journal.Ended(at=200.0, outcome="stopped", reason="", finished=10),
     ]
     monkeypatch.setattr(module.time, "time", lambda: 200.0)
     found = samples(job)
     assert found["rekindle_steps_lost_total", ()] == 2
     assert found["rekindle_step_seconds", ()] == pytest.approx(5)
     assert found["rekindle_goodput_ratio", ()] == pytest.approx(0.5)
+
+
+FORMED = {"world_size": 2, "sources": {"self": 2}}
+STARTED = {"job_id": "j", "nodes": 1, "processes_per_node": 2, "pid": 1}
+
+
+def test_the_time_between_attempts_is_no_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine is off for 10 hours; no coordinator has recorded the end of the first attempt."""
+    job = Driver()
+    job.history[:] = [
+        journal.JobStarted(at=1_000.0, attempt=0, **STARTED),
+        journal.Formed(at=1_000.0, generation=1, step=0, newest=0, **FORMED),
+        journal.FirstStep(at=1_000.0, generation=1, step=1),
+        journal.Checkpointed(at=1_100.0, step=100, path="step-100", bytes=1, seconds=1.0),
+        journal.JobStarted(at=37_000.0, attempt=1, **STARTED),
+        journal.Formed(at=37_000.0, generation=2, step=100, newest=journal.UNKNOWN, **FORMED),
+        journal.Ended(at=37_000.0, outcome="stopped", reason="", finished=100),
+    ]
+    monkeypatch.setattr(module.time, "time", lambda: 37_000.0)
+    found = samples(job)
+    assert found["rekindle_step_seconds", ()] == pytest.approx(1)
+    assert found["rekindle_goodput_ratio", ()] == pytest.approx(100 / 36_000)
+
+
+def test_a_new_coordinator_knows_the_steps_of_the_newest_checkpoint() -> None:
+    """It knows no step of a rank before the ranks have arrived, so no step has a time."""
+    job = Driver()
+    job.history[:] = [
+        journal.JobStarted(at=1.0, attempt=0, **STARTED),
+        journal.Formed(at=2.0, generation=1, step=0, newest=0, **FORMED),
+        journal.FirstStep(at=3.0, generation=1, step=1),
+        journal.Checkpointed(at=900.0, step=890, path="step-890", bytes=1, seconds=1.0),
+    ]
+    found = samples(job)
+    assert found["rekindle_steps_finished", ()] == 890
+    assert ("rekindle_step_seconds", ()) not in found
+
+
+def test_an_incident_without_an_interruption_is_no_recovery() -> None:
+    job = recovered()
+    before = samples(job)
+    fault = job.last(journal.FaultSeen).fault
+    job.history.append(journal.CheckpointFailed(at=job.history[-1].at, incident=99, fault=fault))
+    found = samples(job)
+    assert found["rekindle_recoveries_total", ()] == before["rekindle_recoveries_total", ()]
+    assert sum(v for (name, _), v in found.items() if name == "rekindle_incidents") == 2
 
 
 @pytest.mark.process
@@ -133,7 +180,11 @@ def test_the_listener_is_read_only_and_ends_with_its_block() -> None:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("text", ["taken", "nonsense", "127.0.0.1:70000"])
+@pytest.mark.parametrize(
+    "text",
+    ["taken", "nonsense", "127.0.0.1:70000", "127.0.0..1:9464", "1" * 5_000],
+    ids=["taken", "nonsense", "port", "host", "digits"],
+)
 def test_a_bad_address_leaves_the_job_without_metrics(
     text: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -153,6 +204,7 @@ def test_a_bad_address_leaves_the_job_without_metrics(
 def test_an_address_is_on_loopback_unless_it_names_a_host() -> None:
     assert address("9464") == (names.LOOPBACK, 9464)
     assert address("0.0.0.0:9464") == ("0.0.0.0", 9464)
+    assert address("[::1]:9464") == ("::1", 9464)
     with pytest.raises(UsageError, match="give PORT or HOST:PORT"):
         address("localhost")
 

@@ -20,16 +20,12 @@ from rekindle.training.torch.state.script_names import (
     ATOMS,
     LONG,
     MISSING,
+    SMALL_BYTES,
     Names,
-    digest_of,
-    is_iterator,
     is_named,
     is_of_script,
-    kind_of,
-    position_of,
-    print_of_tensor,
+    print_of,
 )
-from rekindle.training.torch.state.script_values import SMALL_BYTES
 from rekindle.training.torch.state.skeleton import Writer
 
 _MOST = 200_000  # values in one variable
@@ -105,7 +101,7 @@ class _Packer:
         except _Unknown as unknown:
             if unknown.args[0] != path:
                 raise
-            mark = _mark(value)
+            mark = id(value) if id(value) in self._open else _mark(value)
             if self._learns:
                 self._first[path] = mark
             elif self._first.get(path) != mark:
@@ -168,14 +164,7 @@ def _leaf(value: Any, path: str) -> Any:
 
 def _mark(value: Any) -> Any:
     """Return what shows that an object without a form is the same, and has not changed."""
-    found: Any = None
-    if is_iterator(kind_of(value)):
-        found = repr(position_of(value))
-    elif isinstance(value, torch.Tensor):
-        found = print_of_tensor(value)
-    elif isinstance(value, np.ndarray):
-        found = digest_of(value)
-    return id(value), found
+    return id(value), print_of(value, whole=True)
 
 
 def _numbers(value: Any) -> Numbers | None:

@@ -56,6 +56,7 @@ _ENDS = re.compile("RETURN|RAISE|RERAISE|JUMP_(?:FORWARD|BACKWARD|ABSOLUTE)")  #
 MISSING = object()  # instead of the value of a name that has none
 ATOMS = frozenset((bool, int, float, complex, str, bytes, type(None), range, ModuleType))
 LONG = 1_000  # elements; a longer container is compared and copied only when it is necessary
+SMALL_BYTES = 64 << 10  # of a tensor or an array with a copy
 _SAMPLE = 1 << 20  # elements of an array that are compared, at most twice as many
 
 
@@ -316,9 +317,16 @@ def _print_inside(value: Any) -> Any:
 
 
 def print_of_tensor(tensor: torch.Tensor) -> Any:
-    """Return a value that changes with a tensor; not with the values of a parameter."""
+    """Return a value that changes with a tensor; not with the values of a parameter.
+
+    Some changes count no version, such as those through `.data` and `.numpy()`.
+    """
     if tensor.is_inference() or (tensor.requires_grad and tensor.is_leaf):
         return id(tensor)
+    plain = type(tensor) is torch.Tensor and tensor.layout is torch.strided
+    if plain and tensor.device.type == "cpu" and tensor.nbytes <= SMALL_BYTES:
+        row = tensor.detach().contiguous().view(-1).view(torch.uint8)
+        return id(tensor), xxhash.xxh3_64_intdigest(row.numpy().tobytes())
     return id(tensor), private.version_of(tensor)
 
 
@@ -339,21 +347,6 @@ def digest_of(array: np.ndarray[Any, Any]) -> int:
     return xxhash.xxh3_64_intdigest(array.reshape(-1)[::every].tobytes())
 
 
-def reads_first(frame: FrameType) -> frozenset[str]:
-    """Return the variables that the code after the frame's place reads before it sets them."""
-    return _reads_first(frame.f_code, frame.f_lasti)
-
-
-@functools.cache
-def _reads_first(code: CodeType, place: int) -> frozenset[str]:
-    first: dict[str, str] = {}
-    for each in dis.get_instructions(code):
-        if each.offset > place:
-            for verb, name in _uses_of(each):
-                first.setdefault(name, verb)
-    return frozenset(name for name, verb in first.items() if verb == "LOAD")
-
-
 def reads_later(frame: FrameType) -> frozenset[str]:
     """Return the variables whose present value the code after the frame's place may read."""
     return _reads_later(frame.f_code, frame.f_lasti)
@@ -368,13 +361,18 @@ def _reads_later(code: CodeType, place: int) -> frozenset[str]:
         goes_on = number + 1 < len(steps) and not _ENDS.match(each.opname)
         jumps = each.opcode in (*dis.hasjrel, *dis.hasjabs)
         after.append([number + 1] * goes_on + ([at[each.argval]] if jumps else []))
+    for first, last, handler in _handlers_of(code):
+        if not any(each.opname == "WITH_EXCEPT_START" for each in steps[at[handler] :][:3]):
+            for offset in range(first, last, 2):
+                if offset in at:
+                    after[at[offset]].append(at[handler])
     seen, waiting = set[int](), [0]
     while waiting:
         number = waiting.pop()
         if number not in seen:
             seen.add(number)
             waiting += after[number]
-    # Handlers of errors have no way in; they may read all.
+    # The handler of a `with` block has no way in; it may read all.
     rest = {n for i, s in enumerate(steps) if i not in seen for v, n in _uses_of(s) if v == "LOAD"}
     live: list[set[str]] = [set() for _ in steps]
     changed = True
@@ -389,6 +387,18 @@ def _reads_later(code: CodeType, place: int) -> frozenset[str]:
     # The place of a call may be inside of its instruction.
     here = bisect.bisect(list(at), place) - 1
     return frozenset(rest.union(*(live[each] for each in after[here]), _names_inside(code)))
+
+
+def _handlers_of(code: CodeType) -> list[tuple[int, int, int]]:
+    """Return the first offset of guarded code, the offset after it, and that of its handler."""
+    if sys.version_info >= (3, 11):
+        entries = dis.Bytecode(code).exception_entries
+        return [(each.start, each.end, each.target) for each in entries]
+    return [
+        (each.offset, each.argval, each.argval)
+        for each in dis.get_instructions(code)
+        if each.opname == "SETUP_FINALLY"
+    ]
 
 
 def _names_inside(code: CodeType) -> set[str]:

@@ -26,6 +26,7 @@ from rekindle.training.torch.state.script_names import (
     ATOMS,
     LONG,
     MISSING,
+    SMALL_BYTES,
     Names,
     digest_of,
     has_names,
@@ -33,11 +34,10 @@ from rekindle.training.torch.state.script_names import (
     is_of_script,
     kind_of,
     position_of,
-    reads_first,
+    reads_later,
     roots_of,
 )
 
-SMALL_BYTES = 64 << 10  # of a tensor or an array with a copy
 _LONGEST = 100_000  # elements of a container with a copy
 _MOST = 5_000  # things of one search
 _LESSONS = 8  # blocks in which all is compared; later ones are those of a power of two
@@ -67,7 +67,7 @@ class Blocks:
         kept, ignore = list(kept), list(ignore)
         self._modules = [each for each in kept if isinstance(each, torch.nn.Module)]
         left = (*(each for each in kept if not isinstance(each, torch.nn.Module)), *ignore)
-        self._left = {id(each) for each in left}
+        self._left = {id(each) for each in left if type(each) not in ATOMS}
         self._ignored = {each for each in ignore if isinstance(each, str)}
         self._number = 0  # blocks so far
         self._hot: set[str] = set()  # long containers that blocks change
@@ -89,7 +89,7 @@ class Blocks:
             if thing is None:
                 continue
             if isinstance(value, FrameType):
-                thing.leave_large(reads_first(frame) if value is frame else frozenset())
+                thing.leave_large(reads_later(frame) if value is frame else frozenset())
             self._things.append((name, thing))
             prefix = f"{name}." if name else ""
             waiting.extend(
@@ -160,7 +160,7 @@ class _Values:
             values[name] = values[name].detach()
 
     def leave_large(self, read: Set[str]) -> None:
-        """Leave out large tensors that had a graph, except those that the block reads first.
+        """Leave out large tensors that had a graph, except those that the code may still read.
 
         A usual block sets them again. Their memory must then be free.
         """
@@ -267,7 +267,9 @@ class _Tensor:
 
     def restore(self) -> bool:
         tensor = self._tensor
-        if tensor is None or private.version_of(tensor) == self._version:
+        if tensor is None:
+            return True
+        if self._copy is None and private.version_of(tensor) == self._version:
             return True
         if self._copy is not None:
             with torch.no_grad():
@@ -408,7 +410,8 @@ def _fill(container: Any, before: Any) -> None:
     elif isinstance(container, OrderedDict | set):
         container.clear()
         container.update(before)
-    elif before.keys() <= container.keys():  # other threads may read the variables of a module
+    elif [k for k in container if k in before] == list(before):
+        # In the same order. Other threads may read the variables of a module.
         for key in [key for key in container if key not in before]:
             dict.__delitem__(container, key)
         dict.update(container, before)  # that of a Counter would add

@@ -18,7 +18,8 @@ import torch
 
 from rekindle.console import say
 from rekindle.errors import SessionError
-from rekindle.training.torch.data.epoch_position import Place
+from rekindle.training.torch.data.all_gather import pack, unpack
+from rekindle.training.torch.data.epoch_position import Place, Stage
 from rekindle.training.torch.state.script_forms import NoForm, form_of, size_of, unpacked
 from rekindle.training.torch.state.script_names import (
     ATOMS,
@@ -50,7 +51,7 @@ class Variables:
     def __init__(self, kept: Iterable[Any], ignore: Iterable[Any], *, tells: bool = False) -> None:
         kept, ignore = list(kept), list(ignore)
         self._modules = [each for each in kept if isinstance(each, torch.nn.Module)]
-        self._left = {id(each) for each in (*kept, *ignore) if not isinstance(each, str)}
+        self._left = {id(each) for each in (*kept, *ignore) if type(each) not in ATOMS}
         self._ignored = {each for each in ignore if isinstance(each, str)}
         self._prints: dict[str, dict[str, Any]] = {}  # of each value, by its space
         self._first: dict[str, Any] = {}  # what this process made: objects without a form, by path
@@ -58,6 +59,7 @@ class Variables:
         self._late: dict[str, set[str]] = {}  # names that only take() has set
         self._moving: dict[str, set[str]] = {}
         self._state: dict[str, Any] = {}
+        self._opening = b""  # the values at the begin of the epoch
         self._long: dict[str, dict[str, Any]] = {}  # the same, with all of long containers
         self._lasting: dict[
             str, frozenset[str] | None
@@ -89,14 +91,29 @@ class Variables:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take the values of a former process, for take()."""
         self._state = dict(state)
+        self._opening = state.get("opening", b"")
 
     def take(self, frame: FrameType) -> None:
         """Set the variables to the received values. frame: it asks for an epoch or a batch.
 
         Raises SessionError: the script has not made what the former process had.
         """
+        self._set(frame, self._state["values"])
+
+    def open(self, frame: FrameType, place: Place) -> None:
+        """Set the variables to their values at the begin of the epoch, if this is its place.
+
+        The code between this place and the first batch may read them. Raises SessionError, as
+        take().
+        """
+        if self._opening and place.stage == Stage.OPENING.value:
+            epoch, values = unpack(self._opening)
+            if epoch == place.epoch:
+                self._set(frame, values)
+
+    def _set(self, frame: FrameType, received: Mapping[str, Mapping[str, Any]]) -> None:
         spaces = dict(_spaces(frame, self._modules))
-        for space, values in self._state["values"].items():
+        for space, values in received.items():
             if space not in spaces:
                 raise SessionError(f"{', '.join(values)} of {space} do not exist in this process")
             names = spaces[space]
@@ -120,12 +137,16 @@ class Variables:
                 for space in known.keys() - spaces.keys():
                     del known[space]
             self._lasting = {space: _read_later(each) for space, each in spaces.items()}
-        values = {space: self._look_at(space, names) for space, names in spaces.items()}
+        begins = place.batch == 0
+        values = {s: self._look_at(s, names, begins=begins) for s, names in spaces.items()}
         self._check_size(sum(size_of(each) for each in values.values()))
         values = {space: each for space, each in values.items() if each}
         lasting = {space: self._lasting[space] for space in self._lasting.keys() & values.keys()}
         lasts = any(n is None or n & values[space].keys() for space, n in lasting.items())
-        self._state = {"place": list(place), "values": values, "lasts": lasts}
+        if outer:
+            self._opening = pack((place.epoch, values), "variables")
+        opening = self._opening if place.stage != Stage.OPENING.value else b""
+        self._state = {"place": list(place), "values": values, "lasts": lasts, "opening": opening}
         if values and self._tells:
             self._tells = False
             say(
@@ -156,13 +177,18 @@ class Variables:
                 f"the names in ignore=[{changed[0]!r}] if they may be lost"
             )
 
-    def _look_at(self, space: str, names: Names) -> dict[str, Any]:
-        """Return the forms of the variables of one space that change."""
+    def _look_at(self, space: str, names: Names, *, begins: bool) -> dict[str, Any]:
+        """Return the forms of the variables of one space that change.
+
+        begins: no batch of this epoch is finished, so a new process sets these names as well.
+        """
         live = self._live(names)
         moving = self._moving.setdefault(space, set())
         is_first = space not in self._bound
         if is_first:
             self._learn(space, live)
+        elif begins:
+            self._bound[space] |= live.keys() - self._late.get(space, set())
         watched = (False, True) if is_watched(self._looks) or is_first else (False,)
         for known, whole in zip((self._prints, self._long), watched, strict=False):
             now = _prints(live, whole=whole)

@@ -15,7 +15,7 @@ import torch
 
 from rekindle.errors import SessionError
 from rekindle.training.torch.repeat import Repeat
-from rekindle.training.torch.state.script_values import SMALL_BYTES
+from rekindle.training.torch.state.script_names import SMALL_BYTES
 from rekindle.training.torch.state.script_values import Blocks as Values
 
 BLOCKS = 6

@@ -42,7 +42,7 @@ class Loop:
     """
 
     def __init__(self, received: bytes | None, first: int, last: int, ignore: Any = ()) -> None:
-        self.variables = Variables((), ignore)
+        self.variables = Variables((None,), ignore)  # a Session without a scheduler gives None
         self._first, self._last = first, last
         if received is not None:
             self.variables.load_state_dict(unpack(received))
@@ -243,6 +243,37 @@ def _around(loop: Loop) -> Any:
     return trainer.steps, callback.calls, callback.trainer is trainer
 
 
+def _none_first_and_last(loop: Loop) -> Any:
+    phase: Any = "warmup"
+    best: Any = None
+    for number in loop.batches():
+        phase = None if number else "started"
+        best = number if best is None else best
+    return phase, best
+
+
+def _after_an_error(loop: Loop) -> Any:
+    best, found = 0.0, []
+    for number in loop.batches():
+        try:
+            if number % 2:
+                raise ValueError
+            best = float(number)
+        except ValueError:
+            pass
+        found.append(best)
+    return best, found
+
+
+def _uncounted_changes(loop: Loop) -> Any:
+    total, row = torch.zeros(2), torch.zeros(2)
+    view = row.numpy()
+    for number in loop.batches():
+        total.data.add_(number)
+        view[0] += number
+    return total.tolist(), row.tolist()
+
+
 def _wrapped(loop: Loop) -> Any:
     def numbered(batches: Iterator[int]) -> Iterator[tuple[int, int]]:
         count = 0
@@ -281,6 +312,9 @@ def _made_again(loop: Loop) -> Any:
         _globals,
         _generators,
         _around,
+        _none_first_and_last,
+        _after_an_error,
+        _uncounted_changes,
         _wrapped,
         _made_again,
     ],
