@@ -7,7 +7,8 @@ without such a form, which the script makes in each process, becomes a hole.
 from __future__ import annotations
 
 import sys
-from collections import Counter, OrderedDict, deque
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Mapping, Set
 from types import FunctionType, ModuleType
 from typing import Any, NamedTuple
 
@@ -15,6 +16,7 @@ import numpy as np
 import torch
 
 from rekindle.errors import SessionError
+from rekindle.training.torch.data.epoch_order import GENERATORS
 from rekindle.training.torch.state.plain_objects import filled
 from rekindle.training.torch.state.script_names import (
     ATOMS,
@@ -31,6 +33,9 @@ from rekindle.training.torch.state.skeleton import Writer
 _MOST = 200_000  # values in one variable
 _DEEPEST = 100  # objects inside of each other
 _SEQUENCES = (list, tuple, deque)
+_CHANGING = (list, deque, dict, set, bytearray, torch.Tensor, np.ndarray, *GENERATORS)
+_FACTORIES = (None, int, float, str, bool, list, dict, set)  # those that a new process can name
+_DEFAULTDICT = "defaultdict:"  # and the number of its factory
 
 
 class Hole(NamedTuple):
@@ -59,6 +64,32 @@ class Numbers(NamedTuple):
     values: Any
 
 
+class Fresh(NamedTuple):
+    """The form of an object that the script has made in its loop."""
+
+    form: Any
+
+
+class Moved(NamedTuple):
+    """The form of an object that the script has made at another path, before its loop."""
+
+    path: str
+    form: Any
+
+
+class Shared(NamedTuple):
+    """The form of an object that the variables have at several paths, at the first of them."""
+
+    number: int
+    form: Any
+
+
+class Same(NamedTuple):
+    """The shared object of this number."""
+
+    number: int
+
+
 class NoForm(NamedTuple):
     """A value, or one inside of it, has no form. path: of this value."""
 
@@ -66,16 +97,39 @@ class NoForm(NamedTuple):
     why: str
 
 
-def form_of(value: Any, path: str, first: dict[str, Any], *, learns: bool = False) -> Any:
-    """Return the form of a value, or NoForm.
+class Learned:
+    """What the script has made before its loop, by path. spaces: those that it looked at.
 
-    first: objects without a form that the script has made, by path. A hole stands for one of them,
-    and for a reference to an object around the value. learns: note those objects in `first`.
+    objects: those that can change. paths: the first path of each of them, by id. marks: objects
+    without a form, with what shows a change.
     """
-    try:
-        return _Packer(first, learns).pack(value, path)
-    except _Unknown as unknown:
-        return NoForm(*unknown.args)
+
+    def __init__(self) -> None:
+        self.objects: dict[str, Any] = {}
+        self.paths: dict[int, str] = {}
+        self.marks: dict[str, Any] = {}
+        self.spaces: set[str] = set()
+
+    def learn(self, space: str, live: Mapping[str, Any]) -> None:
+        """Note the values of a space, if they are not known."""
+        if space not in self.spaces:
+            self.spaces.add(space)
+            for name, value in live.items():
+                if type(value) not in ATOMS:
+                    _Packer(self, learns=True).form(value, f"{space}:{name}")
+
+
+def forms_of(values: Mapping[str, Any], learned: Learned) -> dict[str, Any]:
+    """Return the forms of values by path; NoForm: a value has none.
+
+    A hole stands for a learned object without a form, and for a reference to an object around it.
+    """
+    first = _Packer(learned)
+    found = {path: first.form(value, path) for path, value in values.items()}
+    if not first.repeated:
+        return found
+    again = _Packer(learned, shared=first.repeated)
+    return {path: again.form(value, path) for path, value in values.items()}
 
 
 class _Unknown(Exception):
@@ -83,32 +137,71 @@ class _Unknown(Exception):
 
 
 class _Packer:
-    def __init__(self, first: dict[str, Any], learns: bool) -> None:
-        self._first = first
-        self._learns = learns
-        self._open: set[int] = set()  # the values around this one
+    """Finds forms. shared: the ids of objects with several paths. repeated: those that it meets."""
 
-    def pack(self, value: Any, path: str) -> Any:
+    def __init__(
+        self, learned: Learned, *, learns: bool = False, shared: Set[int] = frozenset()
+    ) -> None:
+        self._learned = learned
+        self._learns = learns
+        self._shared = shared
+        self._open: set[int] = set()  # the values around this one
+        self._numbers: dict[int, int] = {}  # of objects that can change, by id
+        self.repeated: set[int] = set()
+
+    def form(self, value: Any, path: str) -> Any:
+        """Return the form of a value, or NoForm."""
+        try:
+            return self._pack(value, path)
+        except _Unknown as unknown:
+            return NoForm(*unknown.args)
+
+    def _pack(self, value: Any, path: str) -> Any:
         """Return the form of a value. Raises _Unknown: an object without a form is new."""
         if type(value) in ATOMS and type(value) is not ModuleType:
             return value
         if len(self._open) > _DEEPEST:
             raise _Unknown(path, f"has more than {_DEEPEST} objects inside of each other")
-        if isinstance(value, torch.Tensor) and value.grad_fn is not None:
-            value = value.detach()
         try:
+            if isinstance(value, _CHANGING) or is_named(value):
+                return self._changing(value, path)
             return self._form(value, path)
         except _Unknown as unknown:
             if unknown.args[0] != path:
                 raise
             mark = id(value) if id(value) in self._open else _mark(value)
             if self._learns:
-                self._first[path] = mark
-            elif self._first.get(path) != mark:
+                self._learned.marks[path] = mark
+            elif self._learned.marks.get(path) != mark:
                 raise
             return Hole(path)
 
+    def _changing(self, value: Any, path: str) -> Any:
+        """Return the form of an object that can change, with what it is in a new process."""
+        key, learned = id(value), self._learned
+        if self._learns:
+            learned.objects.setdefault(path, value)
+            if learned.objects[path] is value:
+                learned.paths.setdefault(key, path)
+            return self._form(value, path)
+        if key in self._numbers:
+            self.repeated.add(key)
+            if key in self._shared:
+                return Same(self._numbers[key])
+        form = self._form(value, path)
+        if learned.objects.get(path) is not value:
+            place = learned.paths.get(key)
+            if place is not None:
+                form = Moved(place, form)
+            else:
+                _check_new(form, value, path)
+                form = Fresh(form)
+        number = self._numbers.setdefault(key, len(self._numbers))
+        return Shared(number, form) if key in self._shared else form
+
     def _form(self, value: Any, path: str) -> Any:
+        if isinstance(value, torch.Tensor) and value.grad_fn is not None:
+            value = value.detach()
         is_container = isinstance(value, list | tuple | deque | dict)
         if is_container:
             if len(value) > (LONG if self._learns else _MOST):
@@ -128,16 +221,16 @@ class _Packer:
 
     def _named(self, value: Any, path: str) -> Made:
         names = Names(value).read().items()
-        return Made(_kind_of(value), {n: self.pack(v, f"{path}.{n}") for n, v in names})
+        return Made(_kind_of(value), {n: self._pack(v, f"{path}.{n}") for n, v in names})
 
     def _elements(self, value: Any, path: str) -> Any:
         """Return a container of the same kind with the forms of its elements."""
         kind: Any = type(value)
         found: Any
         if isinstance(value, dict):
-            found = {k: self.pack(v, f"{path}.{k}") for k, v in dict.items(value)}
+            found = {k: self._pack(v, f"{path}.{k}") for k, v in dict.items(value)}
         else:
-            found = [self.pack(v, f"{path}.{i}") for i, v in enumerate(value)]
+            found = [self._pack(v, f"{path}.{i}") for i, v in enumerate(value)]
         if kind in (list, dict):
             return found
         if kind in (OrderedDict, Counter, tuple):
@@ -146,7 +239,28 @@ class _Packer:
             return deque(found, value.maxlen)
         if hasattr(kind, "_fields"):
             return kind(*found)
-        return Held(f"{kind.__module__}:{kind.__qualname__}", found)
+        if kind is defaultdict and value.default_factory in _FACTORIES:
+            return Held(f"{_DEFAULTDICT}{_FACTORIES.index(value.default_factory)}", found)
+        return Held(_kind_of(value), found)
+
+
+def _check_new(form: Any, value: Any, path: str) -> None:
+    """Check that a new process can make this object. Raises _Unknown: it cannot."""
+    makes_class = isinstance(form, Made) and _class_of(form.kind) is not None
+    makes = makes_class and not isinstance(value, type | FunctionType)
+    if isinstance(form, Held) and form.kind.startswith(_DEFAULTDICT):
+        makes = True
+    if isinstance(form, Made | Held) and not makes:
+        raise _Unknown(path, f"is a {type(value).__qualname__} that the script makes in its loop")
+
+
+def _class_of(name: str) -> type | None:
+    """Return the class of the script with this module and name."""
+    module, _, place = name.partition(":")
+    kind: Any = sys.modules.get(module)
+    for part in place.split("."):
+        kind = getattr(kind, part, None)
+    return kind if isinstance(kind, type) and is_of_script(kind) else None
 
 
 def _leaf(value: Any, path: str) -> Any:
@@ -183,6 +297,8 @@ def size_of(packed: Any) -> int:
     """Return about the bytes of a form."""
     if isinstance(packed, Made):
         return sum(map(size_of, packed.names.values()))
+    if isinstance(packed, Fresh | Moved | Shared):
+        return size_of(packed.form)
     if isinstance(packed, Numbers):
         return int(packed.values.nbytes)
     if isinstance(packed, Held):
@@ -194,40 +310,91 @@ def size_of(packed: Any) -> int:
     return int(getattr(packed, "nbytes", 0)) or (len(packed) if isinstance(packed, str) else 8)
 
 
-def unpacked(packed: Any, live: Any, path: str) -> Any:
-    """Return the value of a form, if possible in the live value of this process.
+class Unpacker:
+    """Makes the values of forms, all of one state. learned: what the script has made."""
 
-    Raises SessionError: the script has not made an object that the former process had.
-    """
-    if isinstance(packed, Hole):
-        if live is MISSING:
-            raise SessionError(f"the script has not made {path} in this process")
-        return live
-    if isinstance(packed, Made):
-        return _made(packed, live, path)
-    if isinstance(packed, Numbers):
-        packed = packed.values.tolist()
-    if isinstance(packed, Held):
-        if live is MISSING or _kind_of(live) != packed.kind:
-            raise SessionError(f"the script has not made {path}, a {packed.kind}, in this process")
-        packed = packed.elements
-    if isinstance(packed, dict):
+    def __init__(self, learned: Learned) -> None:
+        self._learned = learned
+        self._shared: dict[int, Any] = {}
+
+    def value(self, packed: Any, live: Any, path: str) -> Any:
+        """Return the value of a form, if possible in the live value of this process.
+
+        Raises SessionError: the script has not made an object that the former process had.
+        """
+        match packed:
+            case Hole():
+                if live is MISSING:
+                    raise _not_made(path)
+                return live
+            case Same() | Shared() | Fresh() | Moved():
+                return self._object(packed, live, path)
+            case Made():
+                return self._made(packed, live, path)
+            case Numbers(values):
+                return _sequence([], live, values.tolist())
+            case Held(kind, elements):
+                return self._held(kind, elements, live, path)
+            case dict():
+                return self._mapping(packed, live, path)
+            case list() | tuple() | deque():
+                had = list(live) if isinstance(live, _SEQUENCES) else []
+                had += [MISSING] * (len(packed) - len(had))
+                items = [
+                    self.value(each, old, f"{path}.{i}")
+                    for i, (each, old) in enumerate(zip(packed, had, strict=False))
+                ]
+                return _sequence(packed, live, items)
+        return packed if live is MISSING else filled(live, packed)
+
+    def _object(self, packed: Same | Shared | Fresh | Moved, live: Any, path: str) -> Any:
+        """Return an object that is not, or not only, the one at this path in this process."""
+        match packed:
+            case Same(number):
+                return self._shared[number]
+            case Shared(number, form):
+                return self._shared.setdefault(number, self.value(form, live, path))
+            case Fresh(form):
+                return self.value(form, MISSING, path)
+            case Moved(place, form):
+                if place not in self._learned.objects:
+                    raise _not_made(place)
+                return self.value(form, self._learned.objects[place], place)
+
+    def _mapping(self, packed: Any, live: Any, path: str) -> Any:
         was = live if isinstance(live, dict) else {}
-        new = {k: unpacked(v, was.get(k, MISSING), f"{path}.{k}") for k, v in packed.items()}
-        if isinstance(live, dict):
-            live.clear()
-            live.update(new) if isinstance(live, OrderedDict) else dict.update(live, new)
-            return live
-        return type(packed)(new)
-    if isinstance(packed, _SEQUENCES):
-        had = list(live) if isinstance(live, _SEQUENCES) else []
-        had += [MISSING] * (len(packed) - len(had))
-        items = [
-            unpacked(each, old, f"{path}.{i}")
-            for i, (each, old) in enumerate(zip(packed, had, strict=False))
-        ]
-        return _sequence(packed, live, items)
-    return packed if live is MISSING else filled(live, packed)
+        new = {k: self.value(v, was.get(k, MISSING), f"{path}.{k}") for k, v in packed.items()}
+        if not isinstance(live, dict):
+            return type(packed)(new)
+        live.clear()
+        live.update(new) if isinstance(live, OrderedDict) else dict.update(live, new)
+        return live
+
+    def _held(self, kind: str, elements: Any, live: Any, path: str) -> Any:
+        if kind.startswith(_DEFAULTDICT):
+            if not isinstance(live, defaultdict):
+                live = defaultdict(_FACTORIES[int(kind.removeprefix(_DEFAULTDICT))])
+        elif live is MISSING or _kind_of(live) != kind:
+            raise _not_made(path, kind)
+        return self.value(elements, live, path)
+
+    def _made(self, packed: Made, live: Any, path: str) -> Any:
+        if live is MISSING or _kind_of(live) != packed.kind:
+            kind = _class_of(packed.kind)
+            if kind is None:
+                raise _not_made(path, packed.kind)
+            live = object.__new__(kind)
+        names = Names(live)
+        now = names.read()
+        values = packed.names.items()
+        new = {n: self.value(v, now.get(n, MISSING), f"{path}.{n}") for n, v in values}
+        names.write(new, drops=[name for name in now if name not in new])
+        return live
+
+
+def _not_made(path: str, kind: str = "") -> SessionError:
+    what = f", a {kind.partition(':')[2]}," if kind else ""
+    return SessionError(f"the script has not made {path.rpartition(':')[2]}{what} in this process")
 
 
 def _sequence(packed: Any, live: Any, items: list[Any]) -> Any:
@@ -247,20 +414,3 @@ def _sequence(packed: Any, live: Any, items: list[Any]) -> Any:
 def _kind_of(value: Any) -> str:
     named = value if isinstance(value, type | FunctionType) else type(value)
     return f"{named.__module__}:{named.__qualname__}"
-
-
-def _made(packed: Made, live: Any, path: str) -> Any:
-    if live is MISSING or _kind_of(live) != packed.kind:
-        module, _, name = packed.kind.partition(":")
-        kind: Any = sys.modules.get(module)
-        for part in name.split("."):
-            kind = getattr(kind, part, None)
-        if not isinstance(kind, type) or not is_of_script(kind):
-            raise SessionError(f"the script has not made {path}, a {name}, in this process")
-        live = object.__new__(kind)
-    names = Names(live)
-    now = names.read()
-    values = packed.names.items()
-    new = {n: unpacked(v, now.get(n, MISSING), f"{path}.{n}") for n, v in values}
-    names.write(new, drops=[name for name in now if name not in new])
-    return live

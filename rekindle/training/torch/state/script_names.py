@@ -5,6 +5,7 @@ The search begins at the functions of the script that run now, and at the module
 
 from __future__ import annotations
 
+import array
 import bisect
 import ctypes
 import dis
@@ -21,11 +22,13 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import (
+    BuiltinMethodType,
     CellType,
     CodeType,
     FrameType,
     FunctionType,
     GeneratorType,
+    MethodType,
     ModuleType,
     SimpleNamespace,
 )
@@ -313,6 +316,15 @@ def _print_inside(value: Any) -> Any:
         return repr(state.tolist() if isinstance(state, torch.Tensor) else state)
     if is_iterator(kind_of(value)):
         return id(value), repr(position_of(value))
+    if isinstance(value, MethodType | BuiltinMethodType):
+        owner = value.__self__
+        return id(owner) if isinstance(owner, ModuleType | type) else [owner]
+    if isinstance(value, functools.partial):
+        return [id(value.func), list(value.args), value.keywords]
+    if isinstance(value, array.array):
+        return value.tobytes()
+    if kind_of(value).__module__ in ("collections", "weakref") and hasattr(value, "__dict__"):
+        return list(vars(value).values())
     return id(value)
 
 

@@ -20,7 +20,13 @@ from rekindle.console import say
 from rekindle.errors import SessionError
 from rekindle.training.torch.data.all_gather import pack, unpack
 from rekindle.training.torch.data.epoch_position import Place, Stage
-from rekindle.training.torch.state.script_forms import NoForm, form_of, size_of, unpacked
+from rekindle.training.torch.state.script_forms import (
+    Learned,
+    NoForm,
+    Unpacker,
+    forms_of,
+    size_of,
+)
 from rekindle.training.torch.state.script_names import (
     ATOMS,
     MISSING,
@@ -54,7 +60,8 @@ class Variables:
         self._left = {id(each) for each in (*kept, *ignore) if type(each) not in ATOMS}
         self._ignored = {each for each in ignore if isinstance(each, str)}
         self._prints: dict[str, dict[str, Any]] = {}  # of each value, by its space
-        self._first: dict[str, Any] = {}  # what this process made: objects without a form, by path
+        self._origin = Learned()  # at the begin of the first epoch
+        self._learned = Learned()  # at the first batch of this epoch
         self._bound: dict[str, set[str]] = {}  # the names that the script has set before the loop
         self._late: dict[str, set[str]] = {}  # names that only take() has set
         self._moving: dict[str, set[str]] = {}
@@ -98,7 +105,8 @@ class Variables:
 
         Raises SessionError: the script has not made what the former process had.
         """
-        self._set(frame, self._state["values"])
+        opens = self._state["place"][2] == Stage.OPENING.value
+        self._set(frame, self._state["values"], self._origin if opens else self._learned)
 
     def open(self, frame: FrameType, place: Place) -> None:
         """Set the variables to their values at the begin of the epoch, if this is its place.
@@ -109,16 +117,23 @@ class Variables:
         if self._opening and place.stage == Stage.OPENING.value:
             epoch, values = unpack(self._opening)
             if epoch == place.epoch:
-                self._set(frame, values)
+                self._set(frame, values, self._origin)
 
-    def _set(self, frame: FrameType, received: Mapping[str, Mapping[str, Any]]) -> None:
-        spaces = dict(_spaces(frame, self._modules))
+    def _set(
+        self, frame: FrameType, received: Mapping[str, Mapping[str, Any]], learned: Learned
+    ) -> None:
+        spaces, unpacker = dict(_spaces(frame, self._modules)), Unpacker(learned)
+        for space, names in spaces.items():
+            learned.learn(space, self._live(names))
         for space, values in received.items():
             if space not in spaces:
                 raise SessionError(f"{', '.join(values)} of {space} do not exist in this process")
             names = spaces[space]
             live = names.read()
-            new = {n: unpacked(v, live.get(n, MISSING), n) for n, v in values.items()}
+            new = {
+                n: unpacker.value(form, live.get(n, MISSING), f"{space}:{n}")
+                for n, form in values.items()
+            }
             names.write({n: v for n, v in new.items() if live.get(n, MISSING) is not v})
             self._moving.setdefault(space, set()).update(values)
             self._late[space] = values.keys() - live.keys()
@@ -138,7 +153,14 @@ class Variables:
                     del known[space]
             self._lasting = {space: _read_later(each) for space, each in spaces.items()}
         begins = place.batch == 0
-        values = {s: self._look_at(s, names, begins=begins) for s, names in spaces.items()}
+        if begins and not outer:
+            self._learned = Learned()
+        learned = self._origin if outer else self._learned
+        live = {space: self._live(names) for space, names in spaces.items()}
+        for space, names in live.items():
+            learned.learn(space, names)
+        moving = {s: self._look_at(s, names, begins=begins) for s, names in live.items()}
+        values = self._forms(moving, learned)
         self._check_size(sum(size_of(each) for each in values.values()))
         values = {space: each for space, each in values.items() if each}
         lasting = {space: self._lasting[space] for space in self._lasting.keys() & values.keys()}
@@ -177,26 +199,40 @@ class Variables:
                 f"the names in ignore=[{changed[0]!r}] if they may be lost"
             )
 
-    def _look_at(self, space: str, names: Names, *, begins: bool) -> dict[str, Any]:
-        """Return the forms of the variables of one space that change.
+    def _look_at(self, space: str, live: Mapping[str, Any], *, begins: bool) -> dict[str, Any]:
+        """Return the variables of one space that change.
 
         begins: no batch of this epoch is finished, so a new process sets these names as well.
         """
-        live = self._live(names)
         moving = self._moving.setdefault(space, set())
         is_first = space not in self._bound
-        if is_first:
-            self._learn(space, live)
-        elif begins:
-            self._bound[space] |= live.keys() - self._late.get(space, set())
+        if is_first or begins:
+            bound = self._bound.setdefault(space, set())
+            bound |= live.keys() - self._late.get(space, set())
         watched = (False, True) if is_watched(self._looks) or is_first else (False,)
         for known, whole in zip((self._prints, self._long), watched, strict=False):
             now = _prints(live, whole=whole)
             before, known[space] = known.get(space, now), now
             if now != before and not is_first:
                 moving |= {n for n, p in now.items() if n not in before or before[n] != p}
-        forms = ((name, self._packed(space, name, live)) for name in moving & live.keys())
-        return {name: packed for name, packed in forms if packed is not MISSING}
+        return {name: live[name] for name in moving & live.keys()}
+
+    def _forms(
+        self, values: Mapping[str, Mapping[str, Any]], learned: Learned
+    ) -> dict[str, dict[str, Any]]:
+        """Return the forms of the variables, without those that a new process does not have."""
+        every = {f"{space}:{n}": v for space, names in values.items() for n, v in names.items()}
+        forms = forms_of(every, learned)
+        found: dict[str, dict[str, Any]] = {}
+        for space, names in values.items():
+            found[space] = {}
+            for name in names:
+                form = forms[f"{space}:{name}"]
+                if not isinstance(form, NoForm):
+                    found[space][name] = form
+                elif name in self._bound.get(space, ()):
+                    raise SessionError(_refusal(name, form))
+        return found
 
     def _live(self, names: Names) -> dict[str, Any]:
         """Return the values of a space that the script may read later."""
@@ -204,30 +240,6 @@ class Variables:
         counts = values.keys() - self._ignored
         counts = counts if read is None else counts & read
         return {name: values[name] for name in counts if id(values[name]) not in self._left}
-
-    def _learn(self, space: str, live: Mapping[str, Any]) -> None:
-        """Note the objects without a form that the script has made before its loop."""
-        self._bound[space] = live.keys() - self._late.get(space, set())
-        for name, value in live.items():
-            if type(value) not in ATOMS:
-                path = f"{space}:{name}"
-                if isinstance(form_of(value, path, self._first, learns=True), NoForm):
-                    self._first[path] = id(value)
-
-    def _packed(self, space: str, name: str, live: Mapping[str, Any]) -> Any:
-        """Return the form of a value; MISSING: a new process does not have this variable."""
-        form = form_of(live[name], f"{space}:{name}", self._first)
-        if not isinstance(form, NoForm):
-            return form
-        if name not in self._bound.get(space, ()):
-            return MISSING
-        path = form.path.rpartition(":")[2]
-        path = path if len(path) <= _LONGEST_PATH else name
-        raise SessionError(
-            f"{path} changes from block to block and {form.why}, so a process that replaces this "
-            f"rank could not get it: give it to the Session, extra={{...}}, make it again at "
-            f"the begin of each epoch, or list it in ignore=[{name!r}] if it may be lost"
-        )
 
     def _check_size(self, size: int) -> None:
         if size <= NOTICE_BYTES:
@@ -242,6 +254,16 @@ class Variables:
         if not self._told:
             self._told = True
             say(f"{size / 1e6:.0f} MB of variables are copied before each block: {names}")
+
+
+def _refusal(name: str, form: NoForm) -> str:
+    path = form.path.rpartition(":")[2]
+    path = path if len(path) <= _LONGEST_PATH else name
+    return (
+        f"{path} changes from block to block and {form.why}, so a process that replaces this "
+        f"rank could not get it: give it to the Session, extra={{...}}, make it again at "
+        f"the begin of each epoch, or list it in ignore=[{name!r}] if it may be lost"
+    )
 
 
 def _first_of(names: Iterable[Iterable[str]]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator
@@ -243,6 +244,44 @@ def _around(loop: Loop) -> Any:
     return trainer.steps, callback.calls, callback.trainer is trainer
 
 
+_FIRST = torch.ones(1)
+
+
+def _names_of_one_object(loop: Loop) -> Any:
+    start = current = [0]
+    zeros = moving = torch.zeros(2)
+    value = _FIRST
+    rows = [[0]] * 2
+    entry: dict[str, float] = {}
+    history: list[Any] = []
+    meters = [Meter(), Meter(), Meter()]
+    first = meters[0]
+    for number in loop.batches():
+        current = [current[0] + number]
+        moving = moving * 0.5 + number
+        value = value * 0.5 + number
+        rows[0] = [*rows[0], number]
+        if number % 2 == 0:
+            entry = {"loss": 0.0}
+            history.append(entry)
+        entry["loss"] += number
+        meters.append(meters.pop(0))
+        meters[0].update(number)
+    first.update(100)
+    entry["loss"] += 0.5
+    totals = [each.total for each in meters]
+    tensors = [each.tolist() for each in (zeros, moving, value, _FIRST)]
+    return start, current, tensors, rows, history, totals, first.total
+
+
+def _default_of_an_epoch(loop: Loop) -> Any:
+    sums: dict[int, Any] = {}
+    for number in loop.batches():
+        sums.setdefault(number // 2, defaultdict(float))["loss"] += number
+    sums[0]["other"] += 1
+    return sums
+
+
 def _none_first_and_last(loop: Loop) -> Any:
     phase: Any = "warmup"
     best: Any = None
@@ -312,6 +351,8 @@ def _made_again(loop: Loop) -> Any:
         _globals,
         _generators,
         _around,
+        _names_of_one_object,
+        _default_of_an_epoch,
         _none_first_and_last,
         _after_an_error,
         _uncounted_changes,
@@ -363,6 +404,35 @@ def _other_object(loop: Loop) -> None:
     assert best is not None
 
 
+def _local_class(loop: Loop) -> None:
+    class Entry:
+        def __init__(self, number: int) -> None:
+            self.number = number
+
+    entries = []
+    for number in loop.batches():
+        entries.append(Entry(number))
+
+
+def _set_of_objects(loop: Loop) -> None:
+    meters = {Meter()}
+    for number in loop.batches():
+        for each in meters:
+            each.total += number
+
+
+def _method(loop: Loop) -> None:
+    add = Meter().update
+    for number in loop.batches():
+        add(number)
+
+
+def _partial(loop: Loop) -> None:
+    add = functools.partial(Meter.update, Meter())
+    for number in loop.batches():
+        add(number)
+
+
 def _chain(loop: Loop) -> None:
     chain = None
     for _ in range(150):
@@ -394,6 +464,10 @@ def _attribute(loop: Loop) -> None:
         (_own_generator, "other"),
         (_other_object, "best"),
         (_attribute, "trainer.best"),
+        (_local_class, "entries.0"),
+        (_set_of_objects, "meters"),
+        (_method, "add"),
+        (_partial, "add"),
         (_chain, "chain"),
         (_long_chain, "chain"),
     ],
