@@ -26,8 +26,8 @@ from rekindle.training.torch.state.script_names import (
     Names,
     is_named,
     is_of_script,
-    print_of,
 )
+from rekindle.training.torch.state.script_prints import print_of
 from rekindle.training.torch.state.skeleton import Writer
 
 _MOST = 200_000  # values in one variable

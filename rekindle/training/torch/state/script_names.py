@@ -1,51 +1,38 @@
-"""Find the names that a script can set, and notice that their values change.
+"""Find the names that a script can set, and those that it may still read.
 
 The search begins at the functions of the script that run now, and at the modules of the script.
 """
 
 from __future__ import annotations
 
-import array
 import bisect
 import ctypes
 import dis
 import enum
 import functools
 import io
-import itertools
 import re
 import sys
 import threading
-import warnings
 from argparse import Namespace
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import (
-    BuiltinMethodType,
     CellType,
     CodeType,
     FrameType,
     FunctionType,
-    GeneratorType,
-    MethodType,
     ModuleType,
     SimpleNamespace,
 )
 from typing import Any
 
-import msgspec
-import numpy as np
 import torch
-import xxhash
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 import rekindle
 from rekindle.rank.error_origin import is_of_library
-from rekindle.training.torch import private
-from rekindle.training.torch.data import random_streams as rng
-from rekindle.training.torch.data.epoch_order import GENERATORS
 
 # Objects with a state that the Session keeps or refuses, data, and what other threads change.
 _OTHERS: tuple[Any, ...] = (
@@ -60,7 +47,6 @@ MISSING = object()  # instead of the value of a name that has none
 ATOMS = frozenset((bool, int, float, complex, str, bytes, type(None), range, ModuleType))
 LONG = 1_000  # elements; a longer container is compared and copied only when it is necessary
 SMALL_BYTES = 64 << 10  # of a tensor or an array with a copy
-_SAMPLE = 1 << 20  # elements of an array that are compared, at most twice as many
 
 
 class Names:
@@ -209,137 +195,13 @@ def _is_data(name: str, value: Any) -> bool:
 
 @functools.cache
 def _slots_of(kind: Any) -> tuple[str, ...]:
-    named = (vars(each).get("__slots__", ()) for each in kind.__mro__)
-    found = itertools.chain.from_iterable((s,) if isinstance(s, str) else s for s in named)
+    found: list[str] = []
+    for each in kind.__mro__:
+        slots = vars(each).get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            is_private = name.startswith("__") and not name.endswith("__")
+            found.append(f"_{each.__name__.lstrip('_')}{name}" if is_private else name)
     return tuple(name for name in found if name not in ("__dict__", "__weakref__"))
-
-
-@functools.cache
-def is_iterator(kind: Any) -> bool:
-    """Return whether a class is one of iterators whose position shows."""
-    names = ("BaseDataLoaderIter", "_SingleProcessDataLoaderIter", "_MultiProcessingDataLoaderIter")
-    loader = kind.__module__.partition(".")[0] in ("torch", "torchdata") and kind.__name__ in names
-    plain = kind.__module__ in ("builtins", "itertools") and hasattr(kind, "__next__")
-    return loader or plain
-
-
-def position_of(iterator: Any) -> Any:
-    """Return a value that changes when the script advances this iterator."""
-    if isinstance(iterator, GeneratorType):
-        frame = iterator.gi_frame
-        if frame is None or iterator.gi_running:  # one around session.batches() runs now
-            return None
-        return frame.f_lasti, [id(each) for each in frame.f_locals.values()]
-    given = private.batches_given(iterator)
-    if given is not None:
-        return given
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # of itertools
-            _, parts, *more = iterator.__reduce__()
-    except (TypeError, AttributeError):
-        return None
-    inner = (*parts, *more)
-    return [position_of(e) if is_iterator(kind_of(e)) else _number_or_id(e) for e in inner]
-
-
-def _number_or_id(value: Any) -> Any:
-    return value if type(value) in ATOMS else id(value)
-
-
-def print_of(value: Any, *, whole: bool) -> Any:
-    """Return a value that changes with the contents of a variable.
-
-    whole: also with the elements of a long container; otherwise only with its length.
-    """
-    kind = type(value)
-    if isinstance(value, torch.Tensor):
-        return print_of_tensor(value)
-    if kind is FunctionType and not (value.__closure__ or value.__dict__):
-        return id(value)
-    if isinstance(value, type) and not is_of_script(value):
-        return id(value)
-    seen: set[int] = set()
-
-    def inside(each: Any) -> Any:
-        if not is_named(each):
-            return _print_inside(each)
-        if id(each) in seen:
-            return id(each)
-        seen.add(id(each))
-        names = Names(each).read().items()
-        return [type(each).__qualname__, {n: v if whole else _short(v) for n, v in names}]
-
-    value = value if whole else _short(value)
-    try:
-        return xxhash.xxh3_64_intdigest(msgspec.msgpack.encode(value, enc_hook=inside))
-    except RecursionError:
-        return "too deep", object()  # a change would not show, so it counts as one
-    except (ValueError, OverflowError):  # an integer of more than 64 bits, a lone surrogate
-        return _print_apart(value, whole=whole)
-    except TypeError:
-        return "other", id(value)
-
-
-def _print_apart(value: Any, *, whole: bool) -> Any:
-    """Return the prints of the elements, because one of them has no binary form."""
-    kind = type(value)
-    if kind in ATOMS:
-        return value
-    if isinstance(value, dict):
-        pairs = dict.items(value)
-        return [(k if type(k) in ATOMS else id(k), print_of(v, whole=whole)) for k, v in pairs]
-    if isinstance(value, list | tuple | deque | set | frozenset):
-        return [print_of(each, whole=whole) for each in value]
-    names = Names(value).read() if is_named(value) else {}
-    return id(value), [(name, print_of(each, whole=whole)) for name, each in names.items()]
-
-
-def _short(value: Any) -> Any:
-    """Return the value, or the length of a long container."""
-    long = isinstance(value, list | tuple | deque | dict | set) and len(value) > LONG
-    return ("long", id(value), len(value)) if long else value
-
-
-def _print_inside(value: Any) -> Any:
-    """Return the print of a value that has no names."""
-    if isinstance(value, torch.Tensor):
-        return print_of_tensor(value)
-    if isinstance(value, np.ndarray):
-        return value.dtype.str, value.shape, digest_of(value)
-    if isinstance(value, np.generic | complex | range):
-        return repr(value)
-    if isinstance(value, deque):
-        return list(value)
-    if isinstance(value, GENERATORS) and all(value is not each for each in rng.GLOBAL.values()):
-        state = rng.state_of(value)
-        return repr(state.tolist() if isinstance(state, torch.Tensor) else state)
-    if is_iterator(kind_of(value)):
-        return id(value), repr(position_of(value))
-    if isinstance(value, MethodType | BuiltinMethodType):
-        owner = value.__self__
-        return id(owner) if isinstance(owner, ModuleType | type) else [owner]
-    if isinstance(value, functools.partial):
-        return [id(value.func), list(value.args), value.keywords]
-    if isinstance(value, array.array):
-        return value.tobytes()
-    if kind_of(value).__module__ in ("collections", "weakref") and hasattr(value, "__dict__"):
-        return list(vars(value).values())
-    return id(value)
-
-
-def print_of_tensor(tensor: torch.Tensor) -> Any:
-    """Return a value that changes with a tensor; not with the values of a parameter.
-
-    Some changes count no version, such as those through `.data` and `.numpy()`.
-    """
-    if tensor.is_inference() or (tensor.requires_grad and tensor.is_leaf):
-        return id(tensor)
-    plain = type(tensor) is torch.Tensor and tensor.layout is torch.strided
-    if plain and tensor.device.type == "cpu" and tensor.nbytes <= SMALL_BYTES:
-        row = tensor.detach().contiguous().view(-1).view(torch.uint8)
-        return id(tensor), xxhash.xxh3_64_intdigest(row.numpy().tobytes())
-    return id(tensor), private.version_of(tensor)
 
 
 def is_named(value: Any) -> bool:
@@ -349,14 +211,6 @@ def is_named(value: Any) -> bool:
     if isinstance(value, type):
         return is_of_script(value)
     return has_names(kind_of(value)) and not isinstance(value, FrameType | torch.nn.Module)
-
-
-def digest_of(array: np.ndarray[Any, Any]) -> int:
-    """Return a digest of a sample of the elements."""
-    if array.dtype.hasobject:
-        return hash(tuple(map(id, array.reshape(-1).tolist())))
-    every = max(1, array.size // _SAMPLE)
-    return xxhash.xxh3_64_intdigest(array.reshape(-1)[::every].tobytes())
 
 
 def reads_later(frame: FrameType) -> frozenset[str]:

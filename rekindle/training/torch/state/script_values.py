@@ -28,15 +28,13 @@ from rekindle.training.torch.state.script_names import (
     MISSING,
     SMALL_BYTES,
     Names,
-    digest_of,
     has_names,
-    is_iterator,
     is_of_script,
     kind_of,
-    position_of,
     reads_later,
     roots_of,
 )
+from rekindle.training.torch.state.script_prints import digest_of, is_iterator, position_of
 
 _LONGEST = 100_000  # elements of a container with a copy
 _MOST = 5_000  # things of one search

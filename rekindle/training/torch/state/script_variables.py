@@ -31,11 +31,11 @@ from rekindle.training.torch.state.script_names import (
     ATOMS,
     MISSING,
     Names,
-    print_of,
     reads_later,
     roots_of,
     stack_of,
 )
+from rekindle.training.torch.state.script_prints import print_of
 from rekindle.training.torch.state.script_values import is_watched
 
 LIMIT_BYTES = 16 << 20  # of all values

@@ -6,6 +6,7 @@ import functools
 import sys
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
@@ -282,6 +283,44 @@ def _default_of_an_epoch(loop: Loop) -> Any:
     return sums
 
 
+@dataclass
+class Sums:
+    """A class whose attributes are not all fields."""
+
+    _total: float = 0.0
+    by_kind: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.last = -1
+
+
+class Private:
+    """A class with a private slot."""
+
+    __slots__ = ("__count",)
+
+    def __init__(self) -> None:
+        self.__count = 0
+
+    def add(self, number: int) -> int:
+        """Add a number, and return the sum."""
+        self.__count += number
+        return self.__count
+
+
+def _attributes(loop: Loop) -> Any:
+    sums, several = Sums(), {"train": Sums(), "test": Sums()}
+    private = Private()
+    for number in loop.batches():
+        sums._total += number
+        sums.last = number
+        several["train"]._total += 1
+        several["test"].last = number
+        private.add(number)
+    several_sums = [(each._total, each.last) for each in several.values()]
+    return sums._total, sums.last, several_sums, private.add(0)
+
+
 def _none_first_and_last(loop: Loop) -> Any:
     phase: Any = "warmup"
     best: Any = None
@@ -353,6 +392,7 @@ def _made_again(loop: Loop) -> Any:
         _around,
         _names_of_one_object,
         _default_of_an_epoch,
+        _attributes,
         _none_first_and_last,
         _after_an_error,
         _uncounted_changes,
