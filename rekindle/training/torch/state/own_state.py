@@ -218,7 +218,7 @@ class OwnState:
             raise CorruptError(f"the state of rank {self._slot} alone is damaged")
         targets, at = prepare(self._things, body[:first]), first
         with torch.no_grad():
-            for target in targets.values():
+            for target in filter(torch.Tensor.numel, targets.values()):
                 row = torch.frombuffer(bytearray(body[at : at + target.nbytes]), dtype=torch.uint8)
                 target.copy_(row.view(target.dtype).view(target.shape))
                 at += target.nbytes
