@@ -43,6 +43,7 @@ _OF_MODULE = frozenset(vars(torch.nn.Module()))
 _OURS = str(Path(rekindle.__file__).parent)  # the fork server runs as the main module
 _USES = re.compile("(LOAD|STORE|DELETE)_(?:FAST|NAME|DEREF|CLASSDEREF|CLOSURE|GLOBAL)")
 _ENDS = re.compile("RETURN|RAISE|RERAISE|JUMP_(?:FORWARD|BACKWARD|ABSOLUTE)")  # no next instruction
+_OF_WITH, _OF_TRY = re.compile("WITH_EXCEPT_START$"), re.compile("SETUP_FINALLY$")
 MISSING = object()  # instead of the value of a name that has none
 ATOMS = frozenset((bool, int, float, complex, str, bytes, type(None), range, ModuleType))
 LONG = 1_000  # elements; a longer container is compared and copied only when it is necessary
@@ -228,7 +229,7 @@ def _reads_later(code: CodeType, place: int) -> frozenset[str]:
         jumps = each.opcode in (*dis.hasjrel, *dis.hasjabs)
         after.append([number + 1] * goes_on + ([at[each.argval]] if jumps else []))
     for first, last, handler in _handlers_of(code):
-        if not any(each.opname == "WITH_EXCEPT_START" for each in steps[at[handler] :][:3]):
+        if not any(_OF_WITH.match(each.opname) for each in steps[at[handler] :][:3]):
             for offset in range(first, last, 2):
                 if offset in at:
                     after[at[offset]].append(at[handler])
@@ -263,7 +264,7 @@ def _handlers_of(code: CodeType) -> list[tuple[int, int, int]]:
     return [
         (each.offset, each.argval, each.argval)
         for each in dis.get_instructions(code)
-        if each.opname == "SETUP_FINALLY"
+        if _OF_TRY.match(each.opname)
     ]
 
 
