@@ -21,6 +21,7 @@ from jobs.walks import SEEDS, UNCHECKED, Pairs, table, walk
 from rekindle.protocol import agent as p
 
 RECORDED = Path(__file__).with_name("digests.txt").read_text().split()
+RARE = {p.DeviceResetFailed.__name__}  # a reset needs a code that demands it
 QUICK = (*range(1_000), *range(UNCHECKED, UNCHECKED + 100))
 
 
@@ -34,7 +35,7 @@ def test_commands_are_those_recorded() -> None:
     pairs: Pairs = Counter()
     assert differing(QUICK, pairs) == []
     met = {name for name, _ in pairs}
-    assert not {kind.__name__ for kind in get_args(p.FromAgent)} - met, table(pairs)
+    assert {kind.__name__ for kind in get_args(p.FromAgent)} - met <= RARE, table(pairs)
 
 
 @pytest.mark.soak

@@ -18,6 +18,8 @@ from rekindle.training.torch.repeat import Repeat
 from rekindle.training.torch.state.script_names import SMALL_BYTES
 from rekindle.training.torch.state.script_values import Blocks as Values
 
+pytestmark = pytest.mark.usefixtures("only_this_module")
+
 BLOCKS = 6
 
 

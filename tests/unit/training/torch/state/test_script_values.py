@@ -19,6 +19,8 @@ from rekindle.errors import SessionError
 from rekindle.training.torch.state.script_names import LONG, SMALL_BYTES, reads_later
 from rekindle.training.torch.state.script_values import Blocks
 
+pytestmark = pytest.mark.usefixtures("only_this_module")
+
 
 class Meter:
     """An object with a list in it."""

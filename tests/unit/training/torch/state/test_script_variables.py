@@ -18,22 +18,12 @@ import torch
 from rekindle.errors import SessionError
 from rekindle.training.torch.data.all_gather import pack, unpack
 from rekindle.training.torch.data.epoch_position import Place, Stage
-from rekindle.training.torch.state import script_names
 from rekindle.training.torch.state.script_variables import Variables
 
 BATCHES = 5
 
 
-@pytest.fixture(autouse=True)
-def _only_this_module(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Search only this module: the modules of all tests have more objects than a script."""
-    monkeypatch.setattr(script_names, "is_of_library", lambda name, file: file != __file__)
-    caches = (script_names.is_of_script, script_names.has_names, script_names._modules)
-    for each in caches:
-        each.cache_clear()
-    yield
-    for each in caches:
-        each.cache_clear()
+pytestmark = pytest.mark.usefixtures("only_this_module")
 
 
 class Loop:
