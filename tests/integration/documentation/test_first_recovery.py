@@ -22,6 +22,7 @@ from waiting import run_command, status_of, wait_until
 
 _PAGE_FOLDER = "/tmp/first"
 _PAUSE = "                time.sleep(0.1)"
+_INCIDENT = re.compile(r"incident \S+: ")
 _LOOK_S = 0.1  # between two runs of a command
 
 
@@ -84,12 +85,16 @@ class Terminal:
         return self._log.read_text(errors="replace")
 
     def shows(self, lines: list[str]) -> None:
-        """Wait until the terminal shows these lines in this order; others may be between them."""
+        """Wait until the terminal shows these lines in this order; others may be between them.
+
+        A stop right after a snapshot loses no step, and the next start is then no incident.
+        """
         for line in lines:
-            wanted = shape(line)
+            wanted = _INCIDENT.sub("", shape(line))
 
             def arrives(wanted: str = wanted) -> bool:
-                found = self._reader.shapes(self.text)[self._seen :]
+                shown = self._reader.shapes(self.text)[self._seen :]
+                found = [_INCIDENT.sub("", each) for each in shown]
                 if wanted not in found:
                     return False
                 self._seen += found.index(wanted) + 1
