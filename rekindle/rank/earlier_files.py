@@ -32,6 +32,7 @@ from rekindle.rank.error_origin import is_of_library
 
 _watcher: EarlierFiles | None = None  # of this process
 _FILE_CLOCK = 5  # CLOCK_REALTIME_COARSE: the kernel takes the times of files from it
+_FOLDER = ".rekindle-earlier"
 _SMALL_BYTES = 1 << 20  # a comparison of such a file takes a millisecond
 _REMEDY = (
     f'Put such code below `if os.environ.get("{names.ENV_FIRST_START}", "1") == "1":`, or append '
@@ -102,6 +103,8 @@ class EarlierFiles:
             with contextlib.suppress(OSError):
                 if each.is_written_again() and each.now is not None:
                     each.now.unlink()
+                    if not any(each.now.parent.iterdir()):
+                        each.now.parent.rmdir()
                     continue
             self._report(each.text())
 
@@ -125,11 +128,18 @@ class EarlierFiles:
         return found.st_mtime < self._began
 
     def _keep(self, path: Path, verb: str, where: str) -> None:
-        """Give the file or folder another name, and make an empty one with the old name."""
-        others = (path.with_name(f"{path.name}.before-{n}") for n in itertools.count(1))
-        now = next(other for other in others if not other.exists())
+        """Move the file or folder away, and make an empty one with the old name.
+
+        A script that lists the folder, such as a dataset of many files, must not find it there.
+        """
         mode = stat.S_IMODE(path.lstat().st_mode)
         try:
+            inside = path.is_relative_to(self._folder)
+            near = inside and self._folder.stat().st_dev == path.lstat().st_dev
+            folder = (self._folder if near else path.parent) / _FOLDER
+            folder.mkdir(exist_ok=True)
+            others = (folder / f"{path.name}.before-{n}" for n in itertools.count(1))
+            now = next(other for other in others if not other.exists())
             is_folder = path.is_dir()
             path.rename(now)
             if is_folder:

@@ -47,13 +47,15 @@ def test_outputs_of_the_run_stay(tmp_path: Path) -> None:
     home = {names.ENV_HOME: str(tmp_path / "home")}
     done = run_command(command, cwd=tmp_path, env={**os.environ, **home})
     assert done.returncode == 0, done.stderr
-    before = (tmp_path / "log.csv.before-1").read_text().splitlines()
+    before = (tmp_path / ".rekindle-earlier" / "log.csv.before-1").read_text().splitlines()
     assert [line.split(",")[0] for line in before] == ["step", "0", "1", "2", "3", "4"]
     after = (tmp_path / "log.csv").read_text().splitlines()
     assert [line.split(",")[0] for line in after] == ["step", "5", "6", "7"]
-    kept = sorted(path.name for path in (tmp_path / "outputs.before-1").iterdir())
+    kept = sorted(
+        path.name for path in (tmp_path / ".rekindle-earlier" / "outputs.before-1").iterdir()
+    )
     assert kept == [f"{number}.txt" for number in range(5)]
-    assert not (tmp_path / "settings.json.before-1").exists()
+    assert not (tmp_path / ".rekindle-earlier" / "settings.json.before-1").exists()
     script = tmp_path / "train.py"
     assert f"{script}:7 removes {tmp_path / 'outputs'}, which is older" in done.stderr
     assert f"{script}:9 empties {tmp_path / 'log.csv'}, which is older" in done.stderr

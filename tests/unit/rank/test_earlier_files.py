@@ -62,9 +62,10 @@ def test_what_is_destroyed_stays_under_another_name(tmp_path: Path) -> None:
     assert log.read_text() == "header"
     assert not model.exists()
     assert not inside.parent.exists()
-    kept = {path: (tmp_path / path).read_text() for path in ("log.before-1", "model.before-1")}
+    folder = tmp_path / ".rekindle-earlier"
+    kept = {path: (folder / path).read_text() for path in ("log.before-1", "model.before-1")}
     assert kept == {"log.before-1": "10 steps", "model.before-1": "weights"}
-    assert (tmp_path / "outputs.before-1" / "best").read_text() == "the best"
+    assert (folder / "outputs.before-1" / "best").read_text() == "the best"
     assert [line.split()[1] for line in lines] == ["empties", "removes", "removes"]
     assert all(line.startswith(f"{__file__}:") and "FIRST_START" in line for line in lines)
 
@@ -98,12 +99,17 @@ def test_harmless_calls(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 
 def test_a_second_loss_has_another_name(tmp_path: Path) -> None:
     """The copies of earlier processes stay."""
-    _written(tmp_path / "log.before-1", "first")
+    folder = tmp_path / ".rekindle-earlier"
+    folder.mkdir()
+    _written(folder / "log.before-1", "first")
     log = _written(tmp_path / "log", "second")
     with _start_up():
         log.write_text("third")
-    after = {path.name: path.read_text() for path in tmp_path.iterdir()}
-    assert after == {"log": "third", "log.before-1": "first", "log.before-2": "second"}
+    after = {path.name: path.read_text() for path in folder.iterdir()}
+    assert (log.read_text(), after) == (
+        "third",
+        {"log.before-1": "first", "log.before-2": "second"},
+    )
 
 
 def test_after_the_end_nothing_is_kept(tmp_path: Path) -> None:
