@@ -98,10 +98,11 @@ class NoForm(NamedTuple):
 
 
 class Learned:
-    """What the script has made before its loop, by path. spaces: those that it looked at.
+    """The objects of the script at a place that each new process reaches as well.
 
-    objects: those that can change. paths: the first path of each of them, by id. marks: objects
-    without a form, with what shows a change.
+    objects: the objects that can change, by path. paths: the first path of each object, by id.
+    marks: the objects without a form, by path, with a value that shows a change. spaces: the
+    spaces of these objects.
     """
 
     def __init__(self) -> None:
@@ -137,7 +138,10 @@ class _Unknown(Exception):
 
 
 class _Packer:
-    """Finds forms. shared: the ids of objects with several paths. repeated: those that it meets."""
+    """Finds forms.
+
+    shared: the ids of the objects with several paths. repeated: the ids that it has met again.
+    """
 
     def __init__(
         self, learned: Learned, *, learns: bool = False, shared: Set[int] = frozenset()
@@ -162,11 +166,14 @@ class _Packer:
             return value
         if len(self._open) > _DEEPEST:
             raise _Unknown(path, f"has more than {_DEEPEST} objects inside of each other")
+        known = len(self._numbers)
         try:
             if isinstance(value, _CHANGING) or is_named(value):
                 return self._changing(value, path)
             return self._form(value, path)
         except _Unknown as unknown:
+            while len(self._numbers) > known:  # the objects in it have no form here
+                self._numbers.popitem()
             if unknown.args[0] != path:
                 raise
             mark = id(value) if id(value) in self._open else _mark(value)
@@ -180,9 +187,10 @@ class _Packer:
         """Return the form of an object that can change, with what it is in a new process."""
         key, learned = id(value), self._learned
         if self._learns:
-            learned.objects.setdefault(path, value)
-            if learned.objects[path] is value:
-                learned.paths.setdefault(key, path)
+            if not _holds_memory(value):
+                learned.objects.setdefault(path, value)
+                if learned.objects[path] is value:
+                    learned.paths.setdefault(key, path)
             return self._form(value, path)
         if key in self._numbers:
             self.repeated.add(key)
@@ -242,6 +250,13 @@ class _Packer:
         if kind is defaultdict and value.default_factory in _FACTORIES:
             return Held(f"{_DEFAULTDICT}{_FACTORIES.index(value.default_factory)}", found)
         return Held(_kind_of(value), found)
+
+
+def _holds_memory(value: Any) -> bool:
+    """Return whether a reference to the value could keep much memory alive."""
+    if isinstance(value, torch.Tensor) and value.grad_fn is not None:
+        return True
+    return isinstance(value, torch.Tensor | np.ndarray) and value.nbytes > SMALL_BYTES
 
 
 def _check_new(form: Any, value: Any, path: str) -> None:
@@ -311,7 +326,7 @@ def size_of(packed: Any) -> int:
 
 
 class Unpacker:
-    """Makes the values of forms, all of one state. learned: what the script has made."""
+    """Makes the values of the forms of one state. learned: the objects of this process."""
 
     def __init__(self, learned: Learned) -> None:
         self._learned = learned

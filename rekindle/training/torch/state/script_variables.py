@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from types import FrameType
 from typing import Any
@@ -42,8 +41,6 @@ LIMIT_BYTES = 16 << 20  # of all values
 NOTICE_BYTES = 1 << 20
 _LISTED = 5  # names in a line
 _LONGEST_PATH = 100  # characters; instead of a longer one, a line has the variable's name
-_MOST = 200_000  # values in one variable
-_SEQUENCES = (list, tuple, deque)
 
 
 class Variables:
