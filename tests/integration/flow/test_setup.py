@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.actions import BlockDocumentUpdate, DeploymentUpdate
+from prefect.events.actions import RunDeployment
 from prefect.exceptions import ObjectNotFound
 from prefect_side import free_port, server
 from waiting import run_command
@@ -147,7 +148,9 @@ def test_the_server_has_what_the_flows_need(machine: Machine) -> None:
         assert not any(schedule.active for schedule in each.schedules)
     rescue = machine.deployment("rescue/rescue").id
     [again] = machine.client.read_automations_by_name("Rekindle: rescue flow runs")
-    assert again.actions[0].deployment_id == rescue  # type: ignore[union-attr]
+    [action] = again.actions
+    assert isinstance(action, RunDeployment)
+    assert action.deployment_id == rescue
     cluster = machine.client.read_block_document_by_name("example", "rekindle-cluster")
     assert cluster.data["nodes"] == 2
 

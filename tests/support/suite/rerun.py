@@ -53,6 +53,8 @@ class Reruns:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed:
             self._failures.setdefault(report.nodeid, []).append(report)
+            # A run that someone ends in its reruns has no summary.
+            self._print(f"failed: {report.nodeid} [{report.when}]: {_reason(report)}")
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
