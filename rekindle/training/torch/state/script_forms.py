@@ -32,6 +32,7 @@ from rekindle.training.torch.state.skeleton import Writer
 
 _MOST = 200_000  # values in one variable
 _DEEPEST = 100  # objects inside of each other
+_PLAIN = ATOMS - {ModuleType}
 _SEQUENCES = (list, tuple, deque)
 _CHANGING = (list, deque, dict, set, bytearray, torch.Tensor, np.ndarray, *GENERATORS)
 _FACTORIES = (None, int, float, str, bool, list, dict, set)  # those that a new process can name
@@ -162,7 +163,7 @@ class _Packer:
 
     def _pack(self, value: Any, path: str) -> Any:
         """Return the form of a value. Raises _Unknown: an object without a form is new."""
-        if type(value) in ATOMS and type(value) is not ModuleType:
+        if type(value) in _PLAIN:
             return value
         if len(self._open) > _DEEPEST:
             raise _Unknown(path, f"has more than {_DEEPEST} objects inside of each other")
@@ -236,9 +237,13 @@ class _Packer:
         kind: Any = type(value)
         found: Any
         if isinstance(value, dict):
-            found = {k: self._pack(v, f"{path}.{k}") for k, v in dict.items(value)}
+            pairs = dict.items(value)
+            found = {k: v if type(v) in _PLAIN else self._pack(v, f"{path}.{k}") for k, v in pairs}
         else:
-            found = [self._pack(v, f"{path}.{i}") for i, v in enumerate(value)]
+            found = [
+                v if type(v) in _PLAIN else self._pack(v, f"{path}.{i}")
+                for i, v in enumerate(value)
+            ]
         if kind in (list, dict):
             return found
         if kind in (OrderedDict, Counter, tuple):
@@ -310,19 +315,22 @@ def _numbers(value: Any) -> Numbers | None:
 
 def size_of(packed: Any) -> int:
     """Return about the bytes of a form."""
-    if isinstance(packed, Made):
-        return sum(map(size_of, packed.names.values()))
-    if isinstance(packed, Fresh | Moved | Shared):
-        return size_of(packed.form)
-    if isinstance(packed, Numbers):
-        return int(packed.values.nbytes)
-    if isinstance(packed, Held):
-        return size_of(packed.elements)
+    kind = type(packed)
+    if kind in _PLAIN:
+        return len(packed) if kind in (str, bytes) else 8
     if isinstance(packed, dict):
         return sum(map(size_of, packed.values()))
+    if kind in (Fresh, Moved, Shared):
+        return size_of(packed.form)
+    if kind is Made:
+        return sum(map(size_of, packed.names.values()))
+    if kind is Numbers:
+        return int(packed.values.nbytes)
+    if kind is Held:
+        return size_of(packed.elements)
     if isinstance(packed, _SEQUENCES):
         return sum(map(size_of, packed))
-    return int(getattr(packed, "nbytes", 0)) or (len(packed) if isinstance(packed, str) else 8)
+    return int(getattr(packed, "nbytes", 0)) or 8
 
 
 class Unpacker:
