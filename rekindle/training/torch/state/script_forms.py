@@ -17,11 +17,9 @@ import torch
 
 from rekindle.errors import SessionError
 from rekindle.training.torch.data.epoch_order import GENERATORS
-from rekindle.training.torch.state.plain_objects import filled
 from rekindle.training.torch.state.script_names import (
     ATOMS,
     LONG,
-    MISSING,
     SMALL_BYTES,
     Names,
     is_named,
@@ -33,10 +31,10 @@ from rekindle.training.torch.state.skeleton import Writer
 _MOST = 200_000  # values in one variable
 _DEEPEST = 100  # objects inside of each other
 _PLAIN = ATOMS - {ModuleType}
-_SEQUENCES = (list, tuple, deque)
+SEQUENCES = (list, tuple, deque)
 _CHANGING = (list, deque, dict, set, bytearray, torch.Tensor, np.ndarray, *GENERATORS)
-_FACTORIES = (None, int, float, str, bool, list, dict, set)  # those that a new process can name
-_DEFAULTDICT = "defaultdict:"  # and the number of its factory
+FACTORIES = (None, int, float, str, bool, list, dict, set)  # those that a new process can name
+DEFAULTDICT = "defaultdict:"  # and the number of its factory
 
 
 class Hole(NamedTuple):
@@ -230,7 +228,7 @@ class _Packer:
 
     def _named(self, value: Any, path: str) -> Made:
         names = Names(value).read().items()
-        return Made(_kind_of(value), {n: self._pack(v, f"{path}.{n}") for n, v in names})
+        return Made(name_of(value), {n: self._pack(v, f"{path}.{n}") for n, v in names})
 
     def _elements(self, value: Any, path: str) -> Any:
         """Return a container of the same kind with the forms of its elements."""
@@ -252,9 +250,9 @@ class _Packer:
             return deque(found, value.maxlen)
         if hasattr(kind, "_fields"):
             return kind(*found)
-        if kind is defaultdict and value.default_factory in _FACTORIES:
-            return Held(f"{_DEFAULTDICT}{_FACTORIES.index(value.default_factory)}", found)
-        return Held(_kind_of(value), found)
+        if kind is defaultdict and value.default_factory in FACTORIES:
+            return Held(f"{DEFAULTDICT}{FACTORIES.index(value.default_factory)}", found)
+        return Held(name_of(value), found)
 
 
 def _holds_memory(value: Any) -> bool:
@@ -266,15 +264,21 @@ def _holds_memory(value: Any) -> bool:
 
 def _check_new(form: Any, value: Any, path: str) -> None:
     """Check that a new process can make this object. Raises _Unknown: it cannot."""
-    makes_class = isinstance(form, Made) and _class_of(form.kind) is not None
+    makes_class = isinstance(form, Made) and class_of(form.kind) is not None
     makes = makes_class and not isinstance(value, type | FunctionType)
-    if isinstance(form, Held) and form.kind.startswith(_DEFAULTDICT):
+    if isinstance(form, Held) and form.kind.startswith(DEFAULTDICT):
         makes = True
     if isinstance(form, Made | Held) and not makes:
         raise _Unknown(path, f"is a {type(value).__qualname__} that the script makes in its loop")
 
 
-def _class_of(name: str) -> type | None:
+def name_of(value: Any) -> str:
+    """Return the module and the name of a class or function, or of the class of a value."""
+    named = value if isinstance(value, type | FunctionType) else type(value)
+    return f"{named.__module__}:{named.__qualname__}"
+
+
+def class_of(name: str) -> type | None:
     """Return the class of the script with this module and name."""
     module, _, place = name.partition(":")
     kind: Any = sys.modules.get(module)
@@ -328,112 +332,6 @@ def size_of(packed: Any) -> int:
         return int(packed.values.nbytes)
     if kind is Held:
         return size_of(packed.elements)
-    if isinstance(packed, _SEQUENCES):
+    if isinstance(packed, SEQUENCES):
         return sum(map(size_of, packed))
     return int(getattr(packed, "nbytes", 0)) or 8
-
-
-class Unpacker:
-    """Makes the values of the forms of one state. learned: the objects of this process."""
-
-    def __init__(self, learned: Learned) -> None:
-        self._learned = learned
-        self._shared: dict[int, Any] = {}
-
-    def value(self, packed: Any, live: Any, path: str) -> Any:
-        """Return the value of a form, if possible in the live value of this process.
-
-        Raises SessionError: the script has not made an object that the former process had.
-        """
-        match packed:
-            case Hole():
-                if live is MISSING:
-                    raise _not_made(path)
-                return live
-            case Same() | Shared() | Fresh() | Moved():
-                return self._object(packed, live, path)
-            case Made():
-                return self._made(packed, live, path)
-            case Numbers(values):
-                return _sequence([], live, values.tolist())
-            case Held(kind, elements):
-                return self._held(kind, elements, live, path)
-            case dict():
-                return self._mapping(packed, live, path)
-            case list() | tuple() | deque():
-                had = list(live) if isinstance(live, _SEQUENCES) else []
-                had += [MISSING] * (len(packed) - len(had))
-                items = [
-                    self.value(each, old, f"{path}.{i}")
-                    for i, (each, old) in enumerate(zip(packed, had, strict=False))
-                ]
-                return _sequence(packed, live, items)
-        return packed if live is MISSING else filled(live, packed)
-
-    def _object(self, packed: Same | Shared | Fresh | Moved, live: Any, path: str) -> Any:
-        """Return an object that is not, or not only, the one at this path in this process."""
-        match packed:
-            case Same(number):
-                return self._shared[number]
-            case Shared(number, form):
-                return self._shared.setdefault(number, self.value(form, live, path))
-            case Fresh(form):
-                return self.value(form, MISSING, path)
-            case Moved(place, form):
-                if place not in self._learned.objects:
-                    raise _not_made(place)
-                return self.value(form, self._learned.objects[place], place)
-
-    def _mapping(self, packed: Any, live: Any, path: str) -> Any:
-        was = live if isinstance(live, dict) else {}
-        new = {k: self.value(v, was.get(k, MISSING), f"{path}.{k}") for k, v in packed.items()}
-        if not isinstance(live, dict):
-            return type(packed)(new)
-        live.clear()
-        live.update(new) if isinstance(live, OrderedDict) else dict.update(live, new)
-        return live
-
-    def _held(self, kind: str, elements: Any, live: Any, path: str) -> Any:
-        if kind.startswith(_DEFAULTDICT):
-            if not isinstance(live, defaultdict):
-                live = defaultdict(_FACTORIES[int(kind.removeprefix(_DEFAULTDICT))])
-        elif live is MISSING or _kind_of(live) != kind:
-            raise _not_made(path, kind)
-        return self.value(elements, live, path)
-
-    def _made(self, packed: Made, live: Any, path: str) -> Any:
-        if live is MISSING or _kind_of(live) != packed.kind:
-            kind = _class_of(packed.kind)
-            if kind is None:
-                raise _not_made(path, packed.kind)
-            live = object.__new__(kind)
-        names = Names(live)
-        now = names.read()
-        values = packed.names.items()
-        new = {n: self.value(v, now.get(n, MISSING), f"{path}.{n}") for n, v in values}
-        names.write(new, drops=[name for name in now if name not in new])
-        return live
-
-
-def _not_made(path: str, kind: str = "") -> SessionError:
-    what = f", a {kind.partition(':')[2]}," if kind else ""
-    return SessionError(f"the script has not made {path.rpartition(':')[2]}{what} in this process")
-
-
-def _sequence(packed: Any, live: Any, items: list[Any]) -> Any:
-    """Return the sequence with these elements, if possible the live one of this process."""
-    if isinstance(live, list) and isinstance(packed, list):
-        live[:] = items
-        return live
-    if isinstance(packed, list | deque) and isinstance(live, deque):
-        live.clear()
-        live.extend(items)
-        return live
-    if isinstance(packed, deque):
-        return deque(items, packed.maxlen)
-    return type(packed)(*items) if hasattr(packed, "_fields") else type(packed)(items)
-
-
-def _kind_of(value: Any) -> str:
-    named = value if isinstance(value, type | FunctionType) else type(value)
-    return f"{named.__module__}:{named.__qualname__}"

@@ -22,7 +22,6 @@ from rekindle.training.torch.data.epoch_position import Place, Stage
 from rekindle.training.torch.state.script_forms import (
     Learned,
     NoForm,
-    Unpacker,
     forms_of,
     size_of,
 )
@@ -35,6 +34,7 @@ from rekindle.training.torch.state.script_names import (
     stack_of,
 )
 from rekindle.training.torch.state.script_prints import print_of
+from rekindle.training.torch.state.script_restore import Unpacker
 from rekindle.training.torch.state.script_values import is_watched
 
 LIMIT_BYTES = 16 << 20  # of all values

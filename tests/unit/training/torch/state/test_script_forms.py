@@ -6,8 +6,9 @@ from typing import Any
 
 import torch
 
-from rekindle.training.torch.state.script_forms import Learned, NoForm, Unpacker, forms_of
+from rekindle.training.torch.state.script_forms import Learned, NoForm, forms_of
 from rekindle.training.torch.state.script_names import MISSING
+from rekindle.training.torch.state.script_restore import Unpacker
 
 
 def test_an_object_of_a_refused_value_has_its_form_elsewhere() -> None:
