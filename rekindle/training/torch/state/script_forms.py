@@ -25,7 +25,7 @@ from rekindle.training.torch.state.script_names import (
     is_named,
     is_of_script,
 )
-from rekindle.training.torch.state.script_prints import print_of
+from rekindle.training.torch.state.script_prints import Prints
 from rekindle.training.torch.state.skeleton import Writer
 
 _MOST = 200_000  # values in one variable
@@ -104,11 +104,16 @@ class Learned:
     spaces of these objects.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, prints: Prints) -> None:
+        self._prints = prints
         self.objects: dict[str, Any] = {}
         self.paths: dict[int, str] = {}
         self.marks: dict[str, Any] = {}
         self.spaces: set[str] = set()
+
+    def mark_of(self, value: Any) -> Any:
+        """Return what shows that an object without a form is the same, and has not changed."""
+        return id(value), self._prints.of(value, whole=True)
 
     def learn(self, space: str, live: Mapping[str, Any]) -> None:
         """Note the values of a space, if they are not known."""
@@ -175,7 +180,7 @@ class _Packer:
                 self._numbers.popitem()
             if unknown.args[0] != path:
                 raise
-            mark = id(value) if id(value) in self._open else _mark(value)
+            mark = id(value) if id(value) in self._open else self._learned.mark_of(value)
             if self._learns:
                 self._learned.marks[path] = mark
             elif self._learned.marks.get(path) != mark:
@@ -298,11 +303,6 @@ def _leaf(value: Any, path: str) -> Any:
     except SessionError:
         raise _Unknown(path, f"is a {type(value).__qualname__}") from None
     return value
-
-
-def _mark(value: Any) -> Any:
-    """Return what shows that an object without a form is the same, and has not changed."""
-    return id(value), print_of(value, whole=True)
 
 
 def _numbers(value: Any) -> Numbers | None:

@@ -6,7 +6,7 @@ import array
 import functools
 import warnings
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from types import (
     BuiltinMethodType,
     FunctionType,
@@ -71,55 +71,81 @@ def _number_or_id(value: Any) -> Any:
     return value if type(value) in ATOMS else id(value)
 
 
-def print_of(value: Any, *, whole: bool) -> Any:
-    """Return a value that changes with the contents of a variable.
+class Prints:
+    """Gives values that change with the contents of variables.
 
-    whole: also with the elements of a long container; otherwise only with its length.
+    left: the ids of torch modules whose attributes do not count.
     """
-    kind = type(value)
-    if isinstance(value, torch.Tensor):
-        return print_of_tensor(value)
-    if kind is FunctionType and not (value.__closure__ or value.__dict__):
-        return id(value)
-    if isinstance(value, type) and not is_of_script(value):
-        return id(value)
-    try:
-        plain = _opened(value, set(), whole=whole)
-        return xxhash.xxh3_64_intdigest(msgspec.msgpack.encode(plain, enc_hook=_print_inside))
-    except RecursionError:
-        return "too deep", object()  # a change would not show, so it counts as one
-    except (ValueError, OverflowError):  # an integer of more than 64 bits, a lone surrogate
-        return _print_apart(value, whole=whole)
-    except TypeError:
-        return "other", id(value)
 
+    def __init__(self, left: Set[int] = frozenset()) -> None:
+        self._left = left
 
-def _opened(value: Any, seen: set[int], *, whole: bool) -> Any:
-    """Return a value in which each object of the script is its names and values.
+    def of(self, value: Any, *, whole: bool) -> Any:
+        """Return a value that changes with the contents of a variable.
 
-    The encoder has a form of its own for some of these objects, which leaves out attributes.
-    """
-    kind = type(value)
-    if kind in ATOMS:
-        return value
-    if not whole:
-        value = _short(value)
-    is_container = isinstance(value, list | tuple | deque | dict | set | frozenset)
-    if is_container and _is_plain(value):
-        return value
-    if is_container or is_named(value):
-        if id(value) in seen:
+        whole: also with the elements of a long container; otherwise only with its length.
+        """
+        kind = type(value)
+        if isinstance(value, torch.Tensor):
+            return print_of_tensor(value)
+        if kind is FunctionType and not (value.__closure__ or value.__dict__):
             return id(value)
-        seen.add(id(value))
-    names = Names(value).read() if is_named(value) else {}
-    found: list[Any] = [kind.__qualname__]
-    found += [_opened(each, seen, whole=whole) for each in _parts_of(value)]
-    found += [(n, _opened(each, seen, whole=whole)) for n, each in names.items()]
-    if isinstance(value, dict):
-        found += [(k, _opened(each, seen, whole=whole)) for k, each in dict.items(value)]
-    elif is_container:
-        found += [_opened(each, seen, whole=whole) for each in value]
-    return found if is_container or len(found) > 1 else value
+        if isinstance(value, type) and not is_of_script(value):
+            return id(value)
+        try:
+            plain = self._opened(value, set(), whole=whole)
+            return xxhash.xxh3_64_intdigest(msgspec.msgpack.encode(plain, enc_hook=_print_inside))
+        except RecursionError:
+            return "too deep", object()  # a change would not show, so it counts as one
+        except (ValueError, OverflowError):  # an integer of more than 64 bits, a lone surrogate
+            return self._apart(value, whole=whole)
+        except TypeError:
+            return "other", id(value)
+
+    def _opened(self, value: Any, seen: set[int], *, whole: bool) -> Any:
+        """Return a value in which each object of the script is its names and values.
+
+        The encoder has a form of its own for some of these objects, which leaves out attributes.
+        """
+        kind = type(value)
+        if kind in ATOMS:
+            return value
+        if not whole:
+            value = _short(value)
+        is_container = isinstance(value, list | tuple | deque | dict | set | frozenset)
+        if is_container and _is_plain(value):
+            return value
+        has_names = self._has_names(value)
+        if is_container or has_names:
+            if id(value) in seen:
+                return id(value)
+            seen.add(id(value))
+        names = Names(value).read() if has_names else {}
+        found: list[Any] = [kind.__qualname__]
+        found += [self._opened(each, seen, whole=whole) for each in _parts_of(value)]
+        found += [(n, self._opened(each, seen, whole=whole)) for n, each in names.items()]
+        if isinstance(value, dict):
+            found += [(k, self._opened(v, seen, whole=whole)) for k, v in dict.items(value)]
+        elif is_container:
+            found += [self._opened(each, seen, whole=whole) for each in value]
+        return found if is_container or len(found) > 1 else value
+
+    def _has_names(self, value: Any) -> bool:
+        if isinstance(value, torch.nn.Module):
+            return id(value) not in self._left and is_of_script(kind_of(value))
+        return is_named(value)
+
+    def _apart(self, value: Any, *, whole: bool) -> Any:
+        """Return the prints of the elements, because one of them has no binary form."""
+        if type(value) in ATOMS:
+            return value
+        if isinstance(value, dict):
+            pairs = dict.items(value)
+            return [(k if type(k) in ATOMS else id(k), self.of(v, whole=whole)) for k, v in pairs]
+        if isinstance(value, list | tuple | deque | set | frozenset):
+            return [self.of(each, whole=whole) for each in value]
+        names = Names(value).read() if self._has_names(value) else {}
+        return id(value), [(name, self.of(each, whole=whole)) for name, each in names.items()]
 
 
 def _parts_of(value: Any) -> Iterable[Any]:
@@ -140,20 +166,6 @@ def _parts_of(value: Any) -> Iterable[Any]:
 def _is_plain(value: Any) -> bool:
     elements = dict.values(value) if isinstance(value, dict) else value
     return type(value) in _PLAIN and ATOMS.issuperset(map(type, elements))
-
-
-def _print_apart(value: Any, *, whole: bool) -> Any:
-    """Return the prints of the elements, because one of them has no binary form."""
-    kind = type(value)
-    if kind in ATOMS:
-        return value
-    if isinstance(value, dict):
-        pairs = dict.items(value)
-        return [(k if type(k) in ATOMS else id(k), print_of(v, whole=whole)) for k, v in pairs]
-    if isinstance(value, list | tuple | deque | set | frozenset):
-        return [print_of(each, whole=whole) for each in value]
-    names = Names(value).read() if is_named(value) else {}
-    return id(value), [(name, print_of(each, whole=whole)) for name, each in names.items()]
 
 
 def _short(value: Any) -> Any:

@@ -33,7 +33,7 @@ from rekindle.training.torch.state.script_names import (
     roots_of,
     stack_of,
 )
-from rekindle.training.torch.state.script_prints import print_of
+from rekindle.training.torch.state.script_prints import Prints
 from rekindle.training.torch.state.script_restore import Unpacker
 from rekindle.training.torch.state.script_values import is_watched
 
@@ -56,9 +56,11 @@ class Variables:
         self._modules = [each for each in kept if isinstance(each, torch.nn.Module)]
         self._left = {id(each) for each in (*kept, *ignore) if type(each) not in ATOMS}
         self._ignored = {each for each in ignore if isinstance(each, str)}
+        modules = [each for each in (*kept, *ignore) if isinstance(each, torch.nn.Module)]
+        self._printer = Prints({id(part) for each in modules for part in each.modules()})
         self._prints: dict[str, dict[str, Any]] = {}  # of each value, by its space
-        self._origin = Learned()  # at the begin of the first epoch
-        self._learned = Learned()  # at the first batch of this epoch
+        self._origin = Learned(self._printer)  # at the begin of the first epoch
+        self._learned = Learned(self._printer)  # at the first batch of this epoch
         self._bound: dict[str, set[str]] = {}  # the names that the script has set before the loop
         self._late: dict[str, set[str]] = {}  # names that only take() has set
         self._moving: dict[str, set[str]] = {}
@@ -151,7 +153,7 @@ class Variables:
             self._lasting = {space: _read_later(each) for space, each in spaces.items()}
         begins = place.batch == 0
         if begins and not outer:
-            self._learned = Learned()
+            self._learned = Learned(self._printer)
         learned = self._origin if outer else self._learned
         live = {space: self._live(names) for space, names in spaces.items()}
         for space, names in live.items():
@@ -177,7 +179,7 @@ class Variables:
     def prints(self, frame: FrameType) -> dict[str, dict[str, Any]]:
         """Return values by space and name that change with the variables."""
         spaces = _spaces(frame, self._modules)
-        return {space: _prints(self._live(names), whole=True) for space, names in spaces}
+        return {space: self._prints_of(self._live(names), whole=True) for space, names in spaces}
 
     def check_run(self, before: Mapping[str, Mapping[str, Any]], frame: FrameType) -> None:
         """Check after a function of session.run(). before: prints() from before it.
@@ -208,7 +210,7 @@ class Variables:
             bound |= live.keys() - self._late.get(space, set())
         watched = (False, True) if is_watched(self._looks) or is_first else (False,)
         for known, whole in zip((self._prints, self._long), watched, strict=False):
-            now = _prints(live, whole=whole)
+            now = self._prints_of(live, whole=whole)
             before, known[space] = known.get(space, now), now
             if now != before and not is_first:
                 moving |= {n for n, p in now.items() if n not in before or before[n] != p}
@@ -237,6 +239,11 @@ class Variables:
         counts = values.keys() - self._ignored
         counts = counts if read is None else counts & read
         return {name: values[name] for name in counts if id(values[name]) not in self._left}
+
+    def _prints_of(self, live: Mapping[str, Any], *, whole: bool) -> dict[str, Any]:
+        """Return a value for each variable that changes with its contents."""
+        of = self._printer.of
+        return {n: v if type(v) in ATOMS else of(v, whole=whole) for n, v in live.items()}
 
     def _check_size(self, size: int) -> None:
         if size <= NOTICE_BYTES:
@@ -268,10 +275,6 @@ def _first_of(names: Iterable[Iterable[str]]) -> str:
     every = sorted(set(itertools.chain(*names)))
     more = f" and {len(every) - _LISTED} more" if len(every) > _LISTED else ""
     return ", ".join(every[:_LISTED]) + more
-
-
-def _prints(live: Mapping[str, Any], *, whole: bool) -> dict[str, Any]:
-    return {n: v if type(v) in ATOMS else print_of(v, whole=whole) for n, v in live.items()}
 
 
 def _read_later(names: Names) -> frozenset[str] | None:

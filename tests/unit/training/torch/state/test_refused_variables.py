@@ -83,6 +83,20 @@ def _set_of_objects(loop: Loop) -> None:
             each.total += number
 
 
+class Counted(torch.nn.Module):
+    """A module outside of the model, with an attribute that no state_dict() has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+
+def _module(loop: Loop) -> None:
+    criterion = Counted()
+    for number in loop.batches():
+        criterion.calls += number
+
+
 def _method(loop: Loop) -> None:
     add = Meter().update
     for number in loop.batches():
@@ -128,6 +142,7 @@ def _attribute(loop: Loop) -> None:
         (_attribute, "trainer.best"),
         (_local_class, "entries.0"),
         (_set_of_objects, "meters"),
+        (_module, "criterion"),
         (_method, "add"),
         (_partial, "add"),
         (_chain, "chain"),
