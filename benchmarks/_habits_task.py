@@ -49,7 +49,7 @@ class Meter:
 class HabitsTask:
     """The model, its optimizer and its images; the same on every rank.
 
-    windows: the images. beside: the other objects with a state, by name.
+    windows: the images. beside: the other objects that have a state, by name.
     """
 
     def __init__(self) -> None:

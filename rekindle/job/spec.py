@@ -133,9 +133,9 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     def failover_grace_s(self) -> float | None:
         """Seconds to wait for the removal of a pod whose grace has passed; None: the default.
 
-        ModelArts then unmounts the volumes of the old container later, and goes on. So does the
-        engine: it removes the pod by force, and the host cleans up by itself. The time for the end
-        of the ranks and for the final checkpoint is separate.
+        ModelArts then continues, and unmounts the volumes of the old container later. The engine
+        removes the pod by force, and the host cleans up. The time for the end of the ranks and for
+        the final checkpoint is separate.
         """
         text = self.environment.get(names.ENV_FAILOVER_GRACE, _NO_GRACE)
         return None if text == _NO_GRACE else float(text)
@@ -284,8 +284,8 @@ class JobDirectory:
     def create(self, spec: JobSpec, *, logs: bool = True, secret: str = "") -> None:
         """Make the directory, the secrets and the description.
 
-        secret: the job's; empty: an existing one stays, otherwise a random one. logs: whether the
-        ranks write their output on this machine; then make its folder, too.
+        secret: the job's secret. Without it the existing one stays, or a random one is made. logs:
+        whether the ranks write their output on this machine. If so, make its folder as well.
         Raises UsageError: the directory cannot be made.
         """
         self.make()

@@ -19,8 +19,8 @@ SendGrant = Callable[[protocol.BufferGrant, list[int]], None]
 class OwnCopies:
     """The copies of all ranks of one node.
 
-    make: makes the buffers of a rank: their number, and bytes. close: closes them.
-    former: the agent from which the node has moved; its copies are as new as the ranks' states.
+    make: makes buffers for a rank, with their number and their bytes. close: closes these buffers.
+    former: the agent that had the node before a move. Its copies are as new as the ranks' states.
     """
 
     def __init__(

@@ -45,7 +45,7 @@ class Dialect(str, enum.Enum):
 def dialect_of(keys: Iterable[str]) -> Dialect:
     """Return the dialect of the labels and annotations of one object.
 
-    Raises UsageError: they are of both platforms, which would recover the same fault twice.
+    Raises UsageError: the keys name both platforms. Both would recover the same fault.
     """
     given = list(keys)
     of_modelarts = [key for key in given if key.startswith(MODELARTS_PREFIX)]

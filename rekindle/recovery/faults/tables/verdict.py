@@ -55,9 +55,9 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
       texts.
     - `level`: the severity in the words of the source; empty if the source has no levels.
     - `user_caused`: the user's code or input is the cause.
-    - `counts`: recovery uses up a budget. False for evictions, which are frequent and not failures.
-    - `reset_helps`: the device can heal: a reset may help, or a restart alone.
-    - `restart_heals`: the end of the processes on the device is enough; it needs no reset.
+    - `counts`: recovery uses up a budget. It is false for evictions, because they are frequent.
+    - `reset_helps`: the device can heal after a reset, or after a restart alone.
+    - `restart_heals`: the device heals when the processes on it have ended, without a reset.
     - `listed`: the tables have an entry; False: the verdict is from the rule for unlisted ones.
     - `device`: the device's address, if a log line has one.
     """
