@@ -1,12 +1,18 @@
 """The plugins, settings and environment that all tests share."""
 
+import logging
+import os
 import signal
+import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
 from suite.environment import clean
+
+from rekindle import console, names
 
 # `suite.durations` is first: the other plugins import it, and pytest must import it before them.
 pytest_plugins = [
@@ -36,3 +42,22 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 def _remove_prefect_home() -> Iterator[None]:
     yield
     _prefect_home.cleanup()
+
+
+@pytest.fixture(autouse=True)
+def _restore_console(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Undo what a command of Rekindle that a test calls does with the console of its process."""
+    monkeypatch.setattr(console, "_here", console._here)
+    for module in (sys, threading):
+        monkeypatch.setattr(module, "excepthook", module.excepthook)
+    monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
+    form = os.environ.get(names.ENV_LOG_FORMAT)
+    yield
+    if form is None:
+        os.environ.pop(names.ENV_LOG_FORMAT, None)
+    else:
+        os.environ[names.ENV_LOG_FORMAT] = form
+    for each in logging.getLogger().handlers.copy():
+        if isinstance(each, console._Handler):
+            logging.captureWarnings(False)
+            logging.getLogger().removeHandler(each)

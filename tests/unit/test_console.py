@@ -36,9 +36,8 @@ HOSTILE = (
 
 
 @pytest.fixture(autouse=True)
-def own_state(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Restore the name and the form of the test's process at its end."""
-    monkeypatch.setattr(console, "_here", console._here)
+def no_form(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The environment of the tests states no form."""
     monkeypatch.setenv(names.ENV_LOG_FORMAT, "")
 
 

@@ -46,8 +46,8 @@ TABLE = {
     "empty field": Row(
         ("job_id", "this flow run has no"), {"job_id": "x-{flow_run.deployment_id}"}
     ),
-    "no script": Row(("give a script or a module",), {"script": ""}),
-    "two entries": Row(("give a script or a module",), {"module": "json.tool"}),
+    "no script": Row(("give a script, a module or a program",), {"script": ""}),
+    "two entries": Row(("give a script, a module or a program",), {"module": "json.tool"}),
     "missing script": Row(("no.py does not exist", "correct its name"), {"script": "no.py"}),
     "missing module": Row(("job.module", "install"), {"script": "", "module": "no_such.thing"}),
     "framework": Row(("job.framework", "'torch' or 'mindspore'"), {"framework": "jax"}),

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from jobs import Place
 from prometheus_client.parser import text_string_to_metric_families
-from waiting import wait_until
+from waiting import bound_s, wait_until
 
 from rekindle import names
 
@@ -36,9 +36,10 @@ with Session(model=model, optimizer=optimizer, ddp=True) as session:
 
 def scraped(port: int) -> dict[str, float]:
     """Return the sums of all metrics by name; empty: nobody listens."""
+    address = f"http://{names.LOOPBACK}:{port}/metrics"
     try:
-        with urllib.request.urlopen(f"http://{names.LOOPBACK}:{port}/metrics", timeout=10) as found:
-            text = found.read().decode()
+        with urllib.request.urlopen(address, timeout=bound_s()) as page:
+            text = page.read().decode()
     except (urllib.error.URLError, ConnectionError):
         return {}
     sums: dict[str, float] = {}

@@ -5,15 +5,11 @@
 
 from __future__ import annotations
 
-import logging
-import sys
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from rekindle import console, names
+from rekindle import names
 from rekindle.cli import main as cli
 
 RUN = [
@@ -79,23 +75,9 @@ says = "our scripts say so when memory runs short"
 
 
 @pytest.fixture(autouse=True)
-def _process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Undo what `rekindle run` does with its process."""
-    monkeypatch.setenv(names.ENV_LOG_FORMAT, "short")
-    monkeypatch.setattr(console, "_here", console._here)
-    for module in (sys, threading):
-        monkeypatch.setattr(module, "excepthook", module.excepthook)
-    monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
-    yield
-    logging.captureWarnings(False)
-    for each in logging.getLogger().handlers.copy():
-        if isinstance(each, console._Handler):
-            logging.getLogger().removeHandler(each)
-
-
-@pytest.fixture(autouse=True)
 def _place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Create a home without jobs, and a working directory with a script."""
+    monkeypatch.setenv(names.ENV_LOG_FORMAT, "short")
     (tmp_path / "train.py").write_text("raise SystemExit('was run')")
     (tmp_path / "own.toml").write_text(BAD_TABLE)
     (tmp_path / "empty").mkdir()
