@@ -196,6 +196,20 @@ class SnapshotSchedule:
         every = last and checkpoint_every > 0
         return every or _is_due(step, self._snapshot_every) or _is_due(step, checkpoint_every)
 
+    def is_idle(self, step: int, checkpoint_every: int, *, last: bool) -> bool:
+        """Return whether `keep` has nothing to do after this step, on no rank.
+
+        checkpoint_every: as for is_due().
+        """
+        if self._channel is None:
+            return True
+        if self._missed_checkpoint or step < self._checkpointed:
+            return False
+        newest = self._channel.settings.checkpoint_every
+        return not (
+            self.is_due(step, checkpoint_every, last=last) or self.is_due(step, newest, last=last)
+        )
+
     def keep(  # noqa: PLR0913  what a snapshot has
         self,
         named: Mapping[str, Any],

@@ -288,6 +288,9 @@ class Loop:
         leaves: the script has left its loop, and other ranks may train. alone: other ranks may have
         passed this place. Raises RuntimeError, as collectives do: a rank is lost.
         """
+        every = self.generations.checkpoint_every
+        if self._snapshot_schedule.is_idle(self.state.finished, every, last=last):
+            return
         with self.progress.at(RankActivity.CHECKPOINT):
             whole = self.generations.complete(
                 self._snapshot_schedule, last=last, leaves=leaves, alone=alone

@@ -295,11 +295,14 @@ def test_whoever_writes_has_checkpoints_written(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv(names.ENV_SNAPSHOT_EVERY, "2")
     channel = SimpleNamespace(settings=Settings(checkpoint_every=4))
     schedule = SnapshotSchedule(channel, RankPlace(2), Profiler(2, 0), Writer)
-    writes = {8, 9, 12, 15}
+    writes, idle = {8, 9, 12, 15}, []
     for step in (4, 8, 9, 12, 13, 14, 15, 20):
         free = step != 12
         place = RankPlace(2, writes=step in writes)
+        if schedule.is_idle(step, 4, last=step == 20):
+            idle.append(step)
         schedule.keep({}, place=place, step=step, last=step == 20, position={}, metrics={})
+    assert idle == [9, 15]  # a checkpoint is missing after step 13
     assert taken == [(4, False), (8, True), (12, True), (14, False), (20, False)]
 
 

@@ -261,8 +261,8 @@ class Injector:
     def watch_runtime(self) -> None:
         """Add fault places to the rank's snapshots and transfers."""
         from rekindle.protocol.snapshot_buffer import SnapshotBuffer
-        from rekindle.rank.snapshot_schedule import SnapshotSchedule
         from rekindle.training.torch import torch_generations
+        from rekindle.training.torch.loop import Loop
         from rekindle.training.torch.state.before_step import BeforeStep
 
         for owner, name, place in (
@@ -270,7 +270,7 @@ class Injector:
             (torch_generations, "receive_state", "receive"),
             (BeforeStep, "keep", "keep buffers"),
             (CpuDevice, "wait", "wait"),
-            (SnapshotSchedule, "keep", "keep state"),
+            (Loop, "keep", "keep state"),
             (torch_generations, "send_state", "send"),
         ):
             setattr(owner, name, self._before(place, getattr(owner, name)))
