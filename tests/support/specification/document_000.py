@@ -29,19 +29,20 @@ ROWS = (
     none(
         _IMAGE,
         "A Dockerfile builds the image of the container, with added commands.",
-        "`docker/training.Dockerfile` builds an image with Rekindle on any base, and has none of "
-        "these commands. A base image that has them works too.",
+        "`docker/training.Dockerfile` builds an image with Rekindle on any base. No test has built "
+        "it.",
     ),
     none(
         _IMAGE,
         "`pip3 install $MINDX_ELASTIC_PKG` installs the wheel of the Elastic Agent.",
-        "No public registry has the wheel. Rekindle's own agent does its work.",
+        "The recipe installs all wheels of the folder `docker/wheels`. No public registry has this "
+        "one. Rekindle's own agent does its work.",
     ),
     none(
         _IMAGE,
         "`pip3 install $MINDIO_TTP_PKG` installs the wheel of MindIO.",
-        "No public registry has the wheel. `rekindle.training.mindio` has MindIO's names where it "
-        "is absent (`integration/mindspore/test_mindio.py`).",
+        "As above. `rekindle.training.mindio` has MindIO's names where the wheel is absent "
+        "(`integration/mindspore/test_mindio.py`).",
     ),
     none(
         _IMAGE,
@@ -53,9 +54,9 @@ ROWS = (
     none(
         _IMAGE,
         "With MindSpore, `pip install $TASKD_WHL` is necessary for the online recovery.",
-        "It is not necessary: where TaskD is absent, `rekindle.training.msrun` gives msrun an "
-        "agent with TaskD's names (`integration/mindspore/test_msrun.py`). That agent restarts all "
-        "workers; the online recovery needs a Session or MindIO's names.",
+        "As above. It is not necessary: where TaskD is absent, `rekindle.training.msrun` gives "
+        "msrun an agent with TaskD's names (`integration/mindspore/test_msrun.py`). That agent "
+        "restarts all workers; the online recovery needs a Session or MindIO's names.",
     ),
     run(
         _YAML,

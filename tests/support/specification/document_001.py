@@ -273,11 +273,11 @@ ROWS = (
         "They do with `recovery: mindcluster`, or `ports: true`. Rekindle does not listen there.",
         _MANIFEST,
     ),
-    run(
+    source(
         _YAML,
         "The records are in `/user/cluster-info/profiling` of the container.",
         "They are, if the environment has `MINDX_TASK_ID`. Otherwise they are in the job directory "
-        "of the node.",
+        "of the node. The run renders the mount.",
         _MANIFEST,
         _NAMED,
     ),
@@ -295,7 +295,7 @@ ROWS = (
         "the name `data-trace-config`.",
         _MANIFEST,
     ),
-    run(
+    source(
         _SWITCH,
         "The ConfigMap `data-trace` of the job switches the records.",
         "`rekindle kubernetes trace JOB --on KIND,...` writes it; its agents read the mounted file "
