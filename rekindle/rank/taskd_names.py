@@ -110,7 +110,8 @@ class _Names(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 def _is_ours() -> bool:
     """Return whether the imported package is this one: its modules never mix with TaskD's own."""
-    return getattr(sys.modules[_ROOT].__spec__, "origin", None) == _WHERE
+    package = sys.modules.get(_ROOT)
+    return getattr(getattr(package, "__spec__", None), "origin", None) == _WHERE
 
 
 def install(more: Mapping[str, Mapping[str, Any]] | None = None) -> None:
