@@ -3,6 +3,8 @@
 #   docker build -f docker/training.Dockerfile -t train --build-arg EXTRAS=s3 \
 #       --build-arg BASE=<an image with CANN and torch_npu, of Ascend's hub> .
 # BASE: with Python 3.10 or newer. EXTRAS: torch, unless BASE has it.
+# docker/wheels: put wheels there that no registry has, such as those of MindIO, TaskD and the Elastic
+# Agent of MindCluster.
 ARG BASE=python:3.12-slim
 FROM ${BASE}
 ARG EXTRAS=torch,s3
@@ -15,6 +17,9 @@ RUN case ",${EXTRAS}," in \
       *,torch,*) python3 -m pip install --no-cache-dir --constraint constraints.txt ".[${EXTRAS}]" ;; \
       *) python3 -m pip install --no-cache-dir ".[${EXTRAS}]" ;; \
     esac
+
+COPY docker/wheels ./wheels
+RUN find wheels -name '*.whl' -exec python3 -m pip install --no-cache-dir {} +
 
 # Put your own code in its place; working_directory in the job is this folder.
 WORKDIR /app

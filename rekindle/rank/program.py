@@ -29,7 +29,7 @@ from typing import Any, NoReturn
 from rekindle import names
 from rekindle.console import say, start_rank
 from rekindle.errors import UnexpectedError
-from rekindle.rank import earlier_files, sources
+from rekindle.rank import earlier_files, sources, taskd_names
 from rekindle.rank.error_origin import chain_of, is_text_of_script
 
 _ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
@@ -106,6 +106,7 @@ def run(
         os.chdir(working_directory)
         sys.argv = [target, *arguments]
         earlier_files.watch()
+        taskd_names.install()
         if kind == "module":
             sys.path.insert(0, working_directory)
             main.__spec__ = ModuleSpec(target, None)

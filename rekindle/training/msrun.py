@@ -16,7 +16,6 @@ Sources: mindspore/utils/utils.py (RSCPluginHandle) and mindspore/parallel/clust
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 import os
 import signal
@@ -30,6 +29,7 @@ from typing import Any
 
 from rekindle.console import say, start_rank
 from rekindle.errors import RekindleError, UsageError
+from rekindle.rank import taskd_names
 from rekindle.training import msrun_worker
 from rekindle.waiting import until
 
@@ -51,8 +51,7 @@ def main() -> None:
         sys.argv[1:1] = options_of(os.environ)
         agent = Agent(os.environ)
         os.environ |= agent.environment()
-        if not _has_taskd():  # otherwise the user wants TaskD's own agent
-            sys.modules |= agent.modules()
+        taskd_names.install(agent.modules())  # an installed TaskD stays: the user wants its agent
         try:
             from mindspore.parallel.cluster.run import get_args, run
         except ModuleNotFoundError as error:
@@ -69,13 +68,6 @@ def main() -> None:
     except RekindleError as error:
         say(str(error), logging.ERROR)
         sys.exit(1)
-
-
-def _has_taskd() -> bool:
-    try:
-        return importlib.util.find_spec("taskd.api.taskd_agent_api") is not None
-    except ModuleNotFoundError:
-        return False
 
 
 def options_of(environment: Mapping[str, str]) -> list[str]:
@@ -130,16 +122,21 @@ class Agent:
             msrun_worker.ENV_MSRUN: str(os.getpid()),
         }
 
-    def modules(self) -> dict[str, types.ModuleType]:
-        """Return the modules that msrun imports."""
-        names = ("taskd", "taskd.api", "taskd.api.taskd_agent_api")
-        found = {name: types.ModuleType(name) for name in names}
-        vars(found[names[-1]]).update(
-            init_taskd_agent=lambda config: config == {"Framework": "MindSpore"},
-            register_func=self._callbacks.__setitem__,
-            start_taskd_agent=self.start,
-        )
-        return found
+    def modules(self) -> dict[str, dict[str, Any]]:
+        """Return the names in the modules that msrun imports: of TaskD, and of earlier TaskDs."""
+        register = self._callbacks.__setitem__
+        agent = {
+            "init_taskd_agent": lambda config: config == {"Framework": "MindSpore"},
+            "register_func": register,
+            "start_taskd_agent": self.start,
+        }
+        methods = {"register_callbacks": register, "start": self.start}
+        return {
+            "taskd.api.taskd_agent_api": agent,
+            "taskd.python.framework.agent.ms_mgr.msrun_plugin": {
+                "MSRunPlugin": lambda: types.SimpleNamespace(**methods)
+            },
+        }
 
     def start(self) -> None:
         """Start all workers, wait, and end the rest. Raises SystemExit: a worker has failed."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 
 from rekindle.coordinator.machine.fleet import Fleet
@@ -27,6 +29,9 @@ from rekindle.recovery.policy.history import resets
 from rekindle.recovery.policy.policy import RESET_BY, Strategy
 
 DCMI = "DCMI"  # the source of the agents' readings of devices
+
+# A fault that a restart heals has this time to disappear: agents read the devices every 5 s.
+HEALED_S = 2 * LOOK_S
 
 NEVER_RAN = (
     FaultKind.SCHEDULING,
@@ -133,7 +138,8 @@ class HealthEvents:
         """Handle an agent's readings of its devices.
 
         Each code that is new, more severe or gone is a health event. The method ignores the
-        readings of a device during its reset.
+        readings of a device during its reset. A code that a restart of the processes had to heal,
+        and that stays, is a fault.
         """
         host, first = self._roster.nodes[node].host, node * self._spec.processes_per_node
         for device, found in message.devices.items():
@@ -156,6 +162,28 @@ class HealthEvents:
                     severity=severity,
                 )
                 self.on_health_event(health_event, now)
+            if self._roster.ranks[first + device].pid and self._job.phase not in ENDING:
+                self._answer_unhealed(host, device, found.codes, now)
+
+    def _answer_unhealed(self, host: str, device: int, codes: Iterable[str], now: float) -> None:
+        """Answer the codes that DCMI still reports after the start of a process on the device."""
+        log = self._job.health_events
+        for health_event in log.outlasting(host, device, codes, now - HEALED_S):
+            verdict = verdict_of(self._job.tables(), health_event)
+            if not verdict.restart_heals or verdict.urgency is not Urgency.NOW:
+                continue
+            fault = self._fault_of(health_event, verdict, now)
+            text = "it was not healed: DCMI still reports it after the start of a new process"
+            self._strike(
+                msgspec.structs.replace(
+                    fault,
+                    kind=FaultKind.DEVICE,
+                    message=f"{fault.message}; {text}",
+                    reset_helps=False,
+                    restart_heals=False,
+                    reset_failed=True,
+                )
+            )
 
     def _acts(self, code: str) -> bool:
         """Return whether a table demands something about this code of a chip."""
@@ -191,8 +219,12 @@ class HealthEvents:
             )
         return news
 
-    def on_devices_reset(self, message: p.Spawned, now: float) -> None:
-        """Handle ranks that started after a device reset: later health events count as new."""
+    def on_spawned(self, node: int, message: p.Spawned, now: float) -> None:
+        """Handle ranks that started. After a device reset, later health events count as new."""
+        if self._job.phase not in ENDING:
+            for live in message.ranks:
+                place = self._roster.nodes[node].host, live.rank % self._spec.processes_per_node
+                self._job.health_events.starts[place] = now
         reset = self._fleet.resetting & {live.rank for live in message.ranks}
         self._fleet.resetting -= reset
         for number in sorted(reset):

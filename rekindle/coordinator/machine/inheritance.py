@@ -12,6 +12,7 @@ from rekindle.profiling.switch import Switch
 from rekindle.protocol.rank import Profile
 from rekindle.recovery.faults.classification import explains
 from rekindle.recovery.faults.fault import Fault, FaultKind
+from rekindle.recovery.faults.health_events import Place
 from rekindle.recovery.faults.stragglers import BY_TRACE, Profiled
 from rekindle.recovery.faults.tables.verdict import Urgency
 from rekindle.recovery.journal import attempts, journal
@@ -173,8 +174,8 @@ class JobHistory(msgspec.Struct, frozen=True, kw_only=True):
     """The state that holds for all attempts of a job.
 
     generation, incident: the newest numbers, which only rise. suspicions: states that may be wrong.
-    health_events: the reported ones of devices. past: the decisions so far. placements: the agents
-    of each node. at: time of the newest event.
+    health_events: the reported ones of devices. device_starts: of the newest process on each.
+    past: the decisions so far. placements: the agents of each node. at: time of the newest event.
 
     checkpoint_every: steps, as last chosen; 0: never chosen. profile: the profiling settings.
     traced: the last position of MindCluster's switch.
@@ -191,6 +192,7 @@ class JobHistory(msgspec.Struct, frozen=True, kw_only=True):
     incident: int = 0
     suspicions: tuple[Suspicion, ...] = ()
     health_events: tuple[journal.HealthEventSeen, ...] = ()
+    device_starts: dict[Place, float] = {}
     past: tuple[Past, ...] = ()
     placements: dict[int, frozenset[Placement]] = {}
     at: float = 0.0
@@ -219,6 +221,7 @@ def earlier(events: Sequence[journal.Event]) -> JobHistory:
         health_events=tuple(
             event for event in events if isinstance(event, journal.HealthEventSeen)
         ),
+        device_starts=_device_starts(events),
         past=_past(events),
         placements=_placements(events),
         at=max((event.at for event in events), default=0.0),
@@ -425,3 +428,19 @@ def _placements(events: Iterable[journal.Event]) -> dict[int, frozenset[Placemen
         elif isinstance(event, journal.NodeJoined):
             found.setdefault(event.node, set()).add((attempt, event.address, event.pid))
     return {node: frozenset(agents) for node, agents in found.items()}
+
+
+def _device_starts(events: Iterable[journal.Event]) -> dict[Place, float]:
+    found: dict[Place, float] = {}
+    hosts: dict[int, str] = {}
+    per_node = 1
+    for event in events:
+        match event:
+            case journal.JobStarted(processes_per_node=per_node):
+                hosts = {}
+            case journal.NodeJoined(node=node, host=host):
+                hosts[node] = host
+            case journal.RanksStarted(ranks=ranks):
+                places = (divmod(rank, per_node) for rank in ranks)
+                found |= {(hosts.get(node, ""), device): event.at for node, device in places}
+    return found

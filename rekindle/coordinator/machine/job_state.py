@@ -278,7 +278,9 @@ class JobState:
         self.devices = False
         self.roster = Roster(spec)
         self.incidents = Incidents(earlier.incident, earlier.past)
-        self.health_events = HealthEventLog(earlier.health_events, earlier.at)
+        self.health_events = HealthEventLog(
+            earlier.health_events, earlier.at, earlier.device_starts
+        )
         self.suspicions = list(earlier.suspicions)
         self.isolation = IsolatedHosts(spec.keeps_off)
         self.store = RendezvousStore()

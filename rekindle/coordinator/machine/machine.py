@@ -302,5 +302,4 @@ class Machine:
 
     def _on_spawned(self, node: int, message: p.Spawned, now: float) -> None:
         self.generations.on_spawned(message)
-        if self.fleet.resetting:
-            self.health.on_devices_reset(message, now)
+        self.health.on_spawned(node, message, now)

@@ -22,7 +22,9 @@ from rekindle.recovery.journal import journal
 if TYPE_CHECKING:
     from rekindle.recovery.faults.tables.tables import Tables
 
-_Place = tuple[str, int]  # a host and the number of its device
+Place = tuple[str, int]  # a host and the number of its device
+
+_OUTLASTS = "outlasts"  # the answer to a code that is older than the process on its device
 
 
 def attributed(
@@ -50,15 +52,22 @@ class HealthEventLog:
     """Hold the health events of all devices from the journal.
 
     `unmet` holds faults from health events that no rank has met yet. `earlier` holds the health
-    events that earlier coordinators recorded, and `until` is the end of their work.
+    events that earlier coordinators recorded, and `until` is the end of their work. `starts` holds
+    when the newest process on each device started.
     """
 
-    def __init__(self, earlier: Sequence[journal.HealthEventSeen] = (), until: float = 0.0) -> None:
+    def __init__(
+        self,
+        earlier: Sequence[journal.HealthEventSeen] = (),
+        until: float = 0.0,
+        starts: Mapping[Place, float] | None = None,
+    ) -> None:
         self._earlier = earlier, until
-        self._present: dict[_Place, dict[tuple[EventSource, str, str, int], HealthEvent]] = {}
-        self._changes: dict[_Place, list[Change]] = {}  # of Ascend codes
+        self.starts: dict[Place, float] = {**(starts or {})}
+        self._present: dict[Place, dict[tuple[EventSource, str, str, int], HealthEvent]] = {}
+        self._changes: dict[Place, list[Change]] = {}  # of Ascend codes
         self.unmet: list[Fault] = []
-        self._answered: dict[_Place, set[tuple[str, str]]] = {}
+        self._answered: dict[Place, set[tuple[str, str]]] = {}
         for event in earlier:
             self.note(event.health_event, event.host, event.at)
 
@@ -116,8 +125,27 @@ class HealthEventLog:
 
     def answer(self, host: str, device: int, verdict: Verdict) -> bool:
         """Return whether the job must answer this verdict: only once until a new report."""
-        answered = self._answered.setdefault((host, device), set())
-        name = verdict.code, verdict.urgency.value
+        return self._is_first((host, device), (verdict.code, verdict.urgency.value))
+
+    def outlasting(
+        self, host: str, device: int, codes: Iterable[str], started: float
+    ) -> list[HealthEvent]:
+        """Return the codes that are older than the process on the device, once each.
+
+        codes: the Ascend codes of the device at this time. started: the process is not newer.
+        """
+        place = host, device
+        begun = self.starts.get(place)
+        if begun is None or begun > started:
+            return []
+        changes = self._changes.get(place, ())
+        since = {change.code: change.at for change in changes if change.present}
+        known = self.codes(host, device)
+        old = [code for code in codes if code in known and since[code] < begun]
+        return [known[code] for code in old if self._is_first(place, (code, _OUTLASTS))]
+
+    def _is_first(self, place: Place, name: tuple[str, str]) -> bool:
+        answered = self._answered.setdefault(place, set())
         if name in answered:
             return False
         answered.add(name)

@@ -77,6 +77,7 @@ def from_modelarts(annotations: Mapping[str, str], base: Policy | None = None) -
         max_pod_reschedules=pods,
         unconditional=_flag(own, UNCONDITIONAL_RETRY),
         progress_resets=False,
+        device_resets=base.device_resets or bool(retries),  # the recovery in place heals devices
         dialect=Dialect.MODELARTS,
     )
 

@@ -2,35 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import socket
-from pathlib import Path
 
-import msgspec
 import pytest
+from driver_doubles import driver
 from jobs import Place
 
-from rekindle.agent.devices.dcmi import DeviceReadings
-from rekindle.protocol.monitoring import Condition
 from rekindle.recovery.journal import journal
 from rekindle.recovery.policy.policy import Strategy
 
 RESET = "80E18005"  # RestartNPU
-
-# Python imports this at its start. An agent then finds the doubles instead of a driver.
-DOUBLES = """
-import os
-from pathlib import Path
-
-folder = Path(os.environ["DRIVER_DOUBLE"])
-if b"rekindle.agent.process" in Path("/proc/self/cmdline").read_bytes().split(b"\\0"):
-    from rekindle.job import ascend
-
-    ascend.NPU_MANAGER = folder / "davinci_manager"
-    from rekindle.agent.devices import tools
-
-    tools.ASK_DCMI = (str(folder / "dcmi"),)
-"""
 
 # The first process trains until the job ends it.
 TRAINS = """
@@ -39,33 +20,6 @@ import os, time
 while os.environ["MA_PROC_START_CNT"] == "1":
     time.sleep(0.05)
 """
-
-
-def driver(folder: Path, reset: str) -> dict[str, str]:
-    """Make doubles of DCMI and npu-smi with one chip, which has a fault until its reset.
-
-    reset: what npu-smi does. Return the variables of processes that find them.
-    """
-    folder.mkdir()
-    (folder / "davinci_manager").touch()
-    (folder / "sitecustomize.py").write_text(DOUBLES)
-    sick, well = (
-        msgspec.json.encode(DeviceReadings(devices={0: condition})).decode()
-        for condition in (Condition(2, (RESET,)), Condition(0, ()))
-    )
-    programs = {
-        "dcmi": f"[ -e {folder}/done ] && echo '{well}' || echo '{sick}'",
-        "npu-smi": f"""echo "$@" >> {folder}/calls
-        case "$*" in
-        "info -m") echo " 0 0 0 Ascend";;
-        set*) {reset};;
-        esac""",
-    }
-    for name, text in programs.items():
-        (folder / name).write_text(f"#!/bin/sh\n{text}\n")
-        (folder / name).chmod(0o755)
-    path = os.pathsep.join([str(folder), os.environ["PATH"]])
-    return {"DRIVER_DOUBLE": str(folder), "PYTHONPATH": str(folder), "PATH": path}
 
 
 @pytest.mark.parametrize(
@@ -81,7 +35,8 @@ def test_a_fault_code_of_the_machine_is_read_and_healed(
 ) -> None:
     """The agent reads DCMI and resets the chip; a reset that is refused is a plain restart."""
     folder = place.folder / "driver"
-    doubles = driver(folder, reset.format(folder))
+    sick = f"[ ! -e {folder}/done ]"
+    doubles = driver(folder, RESET, sick=sick, reset=reset.format(folder))
     (place.folder / "policy.yaml").write_text("{max_restarts: 0, device_resets: true}")
     script = place.script(TRAINS)
     env = place.environment(doubles)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 import acts
 import pytest
 import yaml
+from driver_doubles import driver, on_the_first_node
 from jobs import Place
 from specification.platform_job import PlatformJob, described, shell
 
@@ -27,6 +28,12 @@ EXAMPLE = {JOB_RETRY: "8", UNCONDITIONAL: "true", HANG_RETRY: "true", POD_RETRY:
 HBM = "80E01801"  # HBM multi-bit ECC
 CHIP, OTHER_CHIP = "80C78008", "80E18005"  # faults that a reset heals
 USER = "80C98002"  # a fault that the user's input causes
+SECOND_SUCCEEDS = """
+import os, time
+
+while os.environ["MA_PROC_START_CNT"] == "1":
+    time.sleep(0.05)
+"""
 RESTART, POD = Strategy.RESTART, Strategy.RESCHEDULE_POD
 ISOLATED, JOB = Strategy.RESCHEDULE_JOB_ISOLATED, Strategy.RESCHEDULE_JOB
 
@@ -116,6 +123,8 @@ def what_the_user_causes_isolates_nothing(job: PlatformJob) -> None:
     job.report(USER)
     job.wait_starts((2, 1), (4, 1))
     assert job.strategies()[7:] == [RESTART, RESTART, JOB]
+    reason = job.run.events_of(journal.Decided)[-1].reason
+    assert "check the data, the operators and the version of CANN" in reason
     assert len(job.isolated()) == 2
 
 
@@ -262,6 +271,46 @@ def test_a_failure_alone_places_no_job(place: Place) -> None:
     job.run.end(1)
     assert job.strategies() == [Strategy.FAIL]
     assert "no node or device is the cause" in job.run.events_of(journal.Decided)[-1].reason
+
+
+def test_a_fault_that_stays_after_the_restart_isolates_its_node(place: Place) -> None:
+    """The driver still reports the code after the restart in place: the fault was not healed."""
+    folder = place.folder / "driver"
+    env = driver(folder, HBM, sick=on_the_first_node(folder))
+    job = PlatformJob(place, {JOB_RETRY: "1"}, env=env)
+    job.wait_starts((2, 1), (2, 1))
+    assert job.strategies() == [RESTART, ISOLATED]
+    (sick,) = job.isolated()
+    assert sick not in (job.hosts(0)[-1], job.hosts(1)[-1])
+    assert "it was not healed" in job.run.events_of(journal.Decided)[-1].reason
+    assert {each.started for each in job.starts() if each.placed == 1} == {1, 2}
+    job.succeed()
+
+
+def test_the_annotations_alone_allow_a_reset(place: Place) -> None:
+    """The agent of a real host resets the chip of a job whose only policy is the annotation."""
+    folder = place.folder / "driver"
+    sick, reset = f"[ ! -e {folder}/done ]", f"touch {folder}/done"
+    env = place.environment(driver(folder, OTHER_CHIP, sick=sick, reset=reset))
+    (place.folder / "job.yaml").write_text(described({JOB_RETRY: "1"}))
+    run = place.start_quick(place.script(SECOND_SUCCEEDS), "--policy", "job.yaml", env=env)
+    run.end(0)
+    assert [event.strategy for event in run.events_of(journal.Decided)] == [RESTART]
+    assert run.events_of(journal.ResetSkipped) == []
+    assert "set -t reset -i 0 -c 0" in (folder / "calls").read_text().splitlines()
+
+
+def test_a_hang_with_a_hardware_fault_is_that_fault(place: Place) -> None:
+    """The code of the chip of a job that hangs leads to the recovery in place, with its reset."""
+    job = PlatformJob(place, {JOB_RETRY: "1", HANG_RETRY: "true"})
+    job.wait_starts((1, 1), (1, 1))
+    job.hang()
+    job.report(OTHER_CHIP)
+    (job.place.folder / "hang").unlink()
+    job.wait_starts((1, 2), (1, 2))
+    assert job.strategies() == [RESTART]
+    assert job.run.events_of(journal.Decided)[0].fault.code == OTHER_CHIP
+    job.succeed()
 
 
 @pytest.mark.soak  # the time for a hang doubles with each of them

@@ -51,17 +51,24 @@ def report(job: Driver, source: c.EventSource, what: str, *, node: int = 0, **mo
     return refused
 
 
-def take_over(job: Driver, *, dead: tuple[int, ...] = (), ended: tuple[int, ...] = ()) -> None:
+def take_over(
+    job: Driver,
+    *,
+    dead: tuple[int, ...] = (),
+    ended: tuple[int, ...] = (),
+    training: bool = True,
+) -> None:
     """Replace the coordinator, and connect all agents to the new one.
 
-    `dead`, `ended`: ranks without a process; `ended` ranks finished the script.
+    `dead`, `ended`: ranks without a process; `ended` ranks finished the script. training: whether
+    the others have a Session.
     """
     generation, restart = job.machine.job.generation, job.machine.job.restarts
     hosts = {node.node: node.host for node in job.machine.job.roster.nodes.values()}
     job.lose_coordinator()
     for node in range(job.machine.job.spec.nodes):
         ranks = [r for r in job.ranks if job.node_of(r) == node and r not in (*dead, *ended)]
-        live = tuple(p.LiveRank(rank=r, pid=job.pids[r], training=True) for r in ranks)
+        live = tuple(p.LiveRank(rank=r, pid=job.pids[r], training=training) for r in ranks)
         mine = tuple(r for r in ended if job.node_of(r) == node)
         more = {"host": hosts[node]} if node in hosts else {}
         job.hello(node, generation=generation, restart=restart, ranks=live, ended=mine, **more)

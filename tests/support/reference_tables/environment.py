@@ -72,7 +72,8 @@ _ABOVE = {
 # Texts of the source that look like a variable but are not.
 _OTHERS = re.compile(
     r"F[68]_E\w+|RS_\w+|(?:DTYPE_CODES|TORCH_DTYPES|CONTACT_SUPPORT|SC_CLK_TCK|KILL_WORKER"
-    r"|START_ALL_WORKER|WRONG_VERSION_NUMBER|REKINDLE_ROOT|MS_SCHED|MS_WORKER|RAISE_VARARGS)"
+    r"|START_ALL_WORKER|WRONG_VERSION_NUMBER|REKINDLE_ROOT|MS_SCHED|MS_WORKER|RAISE_VARARGS"
+    r"|CONFIG_UPSTREAMIP_KEY|LOCAL_HOST)"
 )
 _NAME = re.compile(r"[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+")
 # Variables of one word, and one that only a library reads.

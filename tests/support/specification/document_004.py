@@ -13,6 +13,7 @@ _HANG = "integration/faults/test_hangs.py::test_a_script_without_a_session"
 _DEVICE = (
     "integration/run/test_real_devices.py::test_a_fault_code_of_the_machine_is_read_and_healed"
 )
+_STAYS = f"{_HERE}::test_a_fault_that_stays_after_the_restart_isolates_its_node"
 _GRACE = "unit/job/test_failover_grace.py::test_an_old_pod_is_waited_for_so_long_after_its_grace"
 _NOT_MOUNTED = "unit/job/test_failover_grace.py::test_what_is_no_number_of_seconds_is_refused"
 _SAVED = "integration/faults/test_final_checkpoint.py::test_end"
@@ -321,7 +322,8 @@ ROWS = (
         _VARIABLES,
         "`MA_PROC_START_CNT` counts the starts of the user's script in the pod.",
         "It counts the starts of each rank. A rank that `recover-in-place` replaces alone (only "
-        "with a Session) has a larger number than the other ranks of its pod.",
+        "with a Session) has a larger number than the other ranks of its pod, whose variables "
+        "nobody can change while they run.",
     ),
     none(
         _VARIABLES,
@@ -349,7 +351,7 @@ ROWS = (
         "The default of `MA_FAILOVER_TERMINATION_GRACE_PERIOD_SECONDS` is -1: not in the "
         "background.",
         "-1 is the default, but Rekindle also removes the pod by force then, 10 s after its grace "
-        "period.",
+        "period. Otherwise the pod of a lost host would keep its place in the job.",
     ),
     run(
         _IN_PLACE,
@@ -365,17 +367,18 @@ ROWS = (
         "of DCMI and npu-smi show the calls; no test ran on an NPU.",
         _DEVICE,
     ),
-    none(
+    run(
         _IN_PLACE,
         "The system resets the chip of a job that has these annotations.",
-        "Outside of Kubernetes a reset also needs `device_resets: true`, which no annotation can "
-        "express. Without it the ranks start without a reset, and a line has the reason.",
+        "`job-retry-num` sets `device_resets`, which a reset outside of Kubernetes needs.",
+        f"{_HERE}::test_the_annotations_alone_allow_a_reset",
     ),
     none(
         _IN_PLACE,
         "The start command runs again only if the fault has gone.",
         "For a code of the levels RestartRequest and RestartBusiness, such as HBM multi-bit ECC, "
-        "Rekindle starts the ranks without a look at the chip. A code that stays has no answer.",
+        "Rekindle starts the ranks first, because the end of the old processes heals the chip. A "
+        "code that DCMI still reports 10 s later was not healed.",
     ),
     run(
         _IN_PLACE,
@@ -404,11 +407,13 @@ ROWS = (
         _UNHEALED,
         _DEVICE,
     ),
-    none(
+    run(
         _DEGRADED,
         "A fault that stays after the recovery in place counts as not healed.",
-        "Codes such as `80E01801` lead to no reset. If such a code stays after the restart, "
-        "Rekindle does not answer it again, isolates no host, and the job trains on.",
+        "A code without a reset, such as `80E01801`, that DCMI still reports 10 s after the start "
+        "of the new process isolates the node. Codes of MindCluster's ConfigMap alone and of "
+        "`rekindle report-fault` do not: nobody reports these again.",
+        _STAYS,
     ),
     run(
         _DEGRADED,
@@ -462,11 +467,11 @@ ROWS = (
         "The host is isolated at once.",
         _CRITICAL,
     ),
-    none(
+    run(
         _CODES,
         "The user then examines the version of CANN, the operators and the data.",
-        "The reason of the incident says that the data or an operator is the cause. It does not "
-        "name the version of CANN.",
+        "The reason of the incident names all three.",
+        _example("what_the_user_causes_isolates_nothing"),
     ),
     run(
         _UNCONDITIONAL,
@@ -499,11 +504,11 @@ ROWS = (
         _UNHEALED,
         _example("after_the_last_pod_the_whole_job_is_placed"),
     ),
-    none(
+    run(
         _ISOLATED,
         "It has no degradation: nothing replaces it.",
-        "Its limit is `job-retry-num`. At the limit the job fails, as `at_the_limit_the_job_fails` "
-        "shows.",
+        "Its limit is `job-retry-num`. At the limit the job fails.",
+        _limited("at_the_limit_the_job_fails"),
     ),
     run(
         _POD,
@@ -527,11 +532,12 @@ ROWS = (
         _LADDER,
         "integration/pods/test_placed_anew.py::test_no_room_for_another_pod",
     ),
-    none(
+    run(
         _HUNG,
         "It applies only if no hardware fault is there.",
-        "Rekindle answers the hardware fault that it knows first. A hang during such a fault, of "
-        "which nothing is known, is still answered with `hang-restart`.",
+        "Rekindle answers the code of a device at once, so a job that hangs because of it restarts "
+        "with a reset. A fault that nobody reports is unknown.",
+        f"{_HERE}::test_a_hang_with_a_hardware_fault_is_that_fault",
     ),
     source(
         _HUNG,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import pytest
@@ -56,11 +57,17 @@ class Start(NamedTuple):
 class PlatformJob:
     """A running job whose policy is a file with annotations.
 
-    own: settings of Rekindle that annotations cannot express. `rekindle policy` then translates the
-    file first.
+    env: more variables of its processes. own: settings of Rekindle that annotations cannot express.
+    `rekindle policy` then translates the file first.
     """
 
-    def __init__(self, place: Place, annotations: dict[str, str], **own: Any) -> None:
+    def __init__(
+        self,
+        place: Place,
+        annotations: dict[str, str],
+        env: Mapping[str, str] = {},
+        **own: Any,
+    ) -> None:
         self.place = place
         file = place.folder / "job.yaml"
         file.write_text(described(annotations))
@@ -68,7 +75,9 @@ class PlatformJob:
             translated = yaml.safe_load(shell(place, "policy", "job.yaml").out)
             file.write_text(yaml.safe_dump(translated | own))
         options = ("--nnodes", str(RANKS), "--policy", "job.yaml")
-        self.run: Run = place.start_quick(place.script(SCRIPT), *options)
+        self.run: Run = place.start_quick(
+            place.script(SCRIPT), *options, env=place.environment(env)
+        )
 
     # ---- faults
 

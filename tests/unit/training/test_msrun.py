@@ -43,8 +43,24 @@ def test_an_agent_is_asked_for_and_nothing_is_taken_away(text: str, asked: str) 
 
 def test_the_agent_is_of_mindspore_alone() -> None:
     api = Agent({}).modules()["taskd.api.taskd_agent_api"]
-    assert api.init_taskd_agent({"Framework": "MindSpore"})
-    assert not api.init_taskd_agent({"Framework": "PyTorch"})
+    assert api["init_taskd_agent"]({"Framework": "MindSpore"})
+    assert not api["init_taskd_agent"]({"Framework": "PyTorch"})
+
+
+def test_the_plugin_of_earlier_taskds_is_the_same_agent() -> None:
+    """MindSpore registers four callbacks at `MSRunPlugin`, and starts it."""
+    agent = Agent({})
+    module = agent.modules()["taskd.python.framework.agent.ms_mgr.msrun_plugin"]
+    plugin = module["MSRunPlugin"]()
+    for name in ("KILL_WORKER", "START_ALL_WORKER", "START_WORKER_LIST", "MONITOR"):
+        plugin.register_callbacks(name, print)
+    assert set(agent._callbacks) == {
+        "KILL_WORKER",
+        "START_ALL_WORKER",
+        "START_WORKER_LIST",
+        "MONITOR",
+    }
+    assert plugin.start == agent.start
 
 
 def test_the_users_own_intervals_stay() -> None:

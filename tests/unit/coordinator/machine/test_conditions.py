@@ -6,6 +6,9 @@ import pytest
 from jobs.driver import Driver
 from jobs.trained import report, strategies, take_over, trained, untouched
 
+from rekindle.coordinator.machine.health_events import HEALED_S
+from rekindle.coordinator.machine.recovery import LOOK_S
+from rekindle.job.spec import KeepsOff
 from rekindle.protocol import agent as p
 from rekindle.protocol.monitoring import Condition
 from rekindle.recovery.faults.classification import EventSource
@@ -15,6 +18,7 @@ from rekindle.recovery.policy import annotations as a
 from rekindle.recovery.policy.policy import Policy, Strategy
 
 RESET, HARMLESS, UNLISTED, OTHER = "80E18005", "80C98006", "8F0A0A0A", "8F0A0A0B"
+HBM, USER = "80E01801", "80C98002"  # a restart heals them
 ISOLATED = Strategy.RESCHEDULE_JOB_ISOLATED
 AUTO = a.from_modelarts({a.JOB_RETRY_NUM: "8"}, Policy(strategies=()))
 
@@ -152,3 +156,86 @@ def test_another_coordinator_knows_whose_codes_they_are() -> None:
     reads(job, UNLISTED, health=0)
     reads(job, health=0)
     assert events_in(job) == [(UNLISTED, 1, False), (UNLISTED, 1, True)]
+
+
+# ---- a fault that a restart of the processes heals
+
+
+def restarted(code: str, policy: Policy = AUTO) -> Driver:
+    """Return a job of two nodes that has restarted because of a code of a device."""
+    job = untouched(policy, nodes=2)
+    reads(job, code)
+    if not strategies(job):  # the rank may have met the fault, and did not
+        job.now += LOOK_S
+        job.fire("health-events")
+    assert strategies(job) == [Strategy.RESTART]
+    job.killed()
+    job.store_up()
+    assert [spawn.reset for _, spawn in job.unstarted] == [(), ()]
+    job.spawned()
+    return job
+
+
+@pytest.mark.parametrize("taken_over", [False, True])
+def test_a_fault_that_stays_after_the_restart_isolates_its_host(taken_over: bool) -> None:
+    """The driver has two looks to report that the code has gone. Then the host is isolated."""
+    job = restarted(HBM)
+    job.now += HEALED_S / 2
+    reads(job, HBM)
+    assert strategies(job) == [Strategy.RESTART]
+    if taken_over:
+        take_over(job, training=False)
+    job.now += HEALED_S / 2
+    reads(job, HBM)
+    assert strategies(job) == [Strategy.RESTART, ISOLATED]
+    assert [event.host for event in job.recorded(journal.Isolated)] == ["host-1"]
+    fault = job.last(journal.Decided).fault
+    assert (fault.reset_failed, fault.rank, fault.code) == (True, 1, HBM)
+    assert "it was not healed" in job.last(journal.Decided).reason
+
+
+def test_what_goes_after_the_restart_is_healed() -> None:
+    """A code that goes and comes again later is another fault, with a restart of its own."""
+    job = restarted(HBM)
+    job.now += 1
+    reads(job)
+    job.now += HEALED_S
+    reads(job, HBM)
+    job.now += LOOK_S
+    job.fire("health-events")
+    assert strategies(job) == [Strategy.RESTART] * 2
+    assert job.recorded(journal.Isolated) == []
+
+
+def test_what_comes_after_the_start_has_not_outlasted_it() -> None:
+    """Codes that a restart does not have to heal, and codes of later faults, are no such fault."""
+    job = restarted(HBM)
+    reads(job, UNLISTED, health=0)
+    job.now += HEALED_S
+    reads(job, UNLISTED, RESET, health=0)
+    assert strategies(job) == [Strategy.RESTART] * 2  # the second one resets the device
+    assert job.recorded(journal.Isolated) == []
+
+
+def test_a_fault_of_the_user_that_stays_isolates_nothing() -> None:
+    """The input of the job causes it, so the job is placed again, and no host is isolated."""
+    job = restarted(USER)
+    job.now += HEALED_S
+    reads(job, USER)
+    assert strategies(job) == [Strategy.RESTART, Strategy.RESCHEDULE_JOB]
+    assert job.recorded(journal.Isolated) == []
+
+
+def test_a_fault_of_the_only_host_that_stays_ends_the_job() -> None:
+    """There is no other machine, so the job fails with the reason."""
+    job = untouched(Policy(), keeps_off=KeepsOff.ONE_HOST)
+    reads(job, HBM)
+    job.now += LOOK_S
+    job.fire("health-events")
+    job.killed()
+    job.store_up()
+    job.spawned()
+    job.now += HEALED_S
+    reads(job, HBM)
+    assert strategies(job) == [Strategy.RESTART, Strategy.FAIL]
+    assert "it was not healed" in job.last(journal.Decided).reason
