@@ -1,9 +1,10 @@
 """Session for MindSpore: `Model.train` whose processes survive the faults of their peers.
 
 The loop is MindSpore's own. All ranks pass a gate before each of its steps. A rank with a fault
-reports it at the gate, and no rank enters the step's collectives. All ranks meet, and the failed
-rank takes its state from another rank. Then they do the same step in the same processes. If a
-process is lost, Rekindle restarts all processes, because MindSpore's collectives admit no new one.
+reports it at the gate, and no rank enters the step's collectives. After an error of the device that
+leaves `Model.train`, a rank does not answer at the gate. All ranks meet, and the failed rank takes
+its state from another rank. Then they do the next step in the same processes. If a process is lost,
+Rekindle restarts all processes, because MindSpore's collectives admit no new one.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from rekindle.rank.progress import HeldState, ProgressReporter, Records, phase_o
 from rekindle.rank.snapshot_schedule import FinalSnapshot, Moment, SnapshotSchedule
 from rekindle.rank.step_vote import LOST, RunIdentity
 from rekindle.recovery.faults.fault import FaultKind
+from rekindle.training.mindspore.faults import device_for, kind_of, spread
 from rekindle.training.mindspore.mindspore_generations import MindSporeGenerations
 from rekindle.training.mindspore.state import Parameters, ParametersWriter
 from rekindle.training.mindspore.steps import CallbackState, Rewind, Settled, Steps, steps_of_epoch
@@ -94,7 +96,12 @@ class Session:
         self._state = HeldState()
         channel = Channel.from_environment()
         self._generations = MindSporeGenerations(
-            slot, self._parameters, channel, self._state, self._progress
+            slot,
+            self._parameters,
+            device_for(model.train_network),
+            channel,
+            self._state,
+            self._progress,
         )
         self._member: Member | None = None
         if channel is not None:
@@ -181,11 +188,35 @@ class Session:
                     )
                 except Rewind:
                     continue
+                except RuntimeError as error:
+                    if not self._leave_broken_step(error):
+                        raise
+                    continue
                 self._leave_early()
             elif self._member is not None and not self._generations.stored:
                 self._keep()  # the rank that did the last step did not write its checkpoint
             if self._member is None or not self._meet_at_end(self._member):
                 return
+
+    def _leave_broken_step(self, error: RuntimeError) -> bool:
+        """Meet the other ranks after an error of the device; False: this process must end."""
+        kind, member, generations = kind_of(error), self._member, self._generations
+        if kind is None or member is None:
+            return False
+        self._final_snapshot.end_graph()  # the state belongs to no step
+        if not generations.break_step(kind, spread=spread(error)):
+            say(
+                "this device cannot leave a collective that another rank may still be in, so all "
+                "ranks restart; an optimizer that is recoverable() shows when all of them are done"
+            )
+            return False
+        if generations.position["step"] != self.finished:
+            self._state.tear()  # not all callbacks have seen the newest step
+        member.break_off(kind, error)
+        # The others wait at the gate of the next step. This rank does not answer, so none passes.
+        generations.gate.sever()
+        member.join()
+        return True
 
     def _leave_early(self) -> None:
         """End the run at the newest step if a callback has stopped MindSpore's loop."""
@@ -226,9 +257,11 @@ class Session:
             self._pass_gate(self._member)
         self._parameters.remember()
         self._final_snapshot.begin_step(self.finished)
+        self._generations.step.begin()
 
     def _end_step(self, loss: float | None) -> None:
         """Count one more finished step after the graph. Callbacks may still change parameters."""
+        self._generations.step.end()
         self._final_snapshot.end_graph()
         self._state.step_done(self.finished + 1, self.generation)
         if loss is not None:
