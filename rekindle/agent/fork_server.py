@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import collections
 import contextlib
+import logging
 import os
 import socket
 import subprocess
@@ -52,7 +53,10 @@ def agent_environment(
     environment = {**base, **spec.environment}
     environment |= ascend_environment(environment, spec.policy)
     if with_commas(environment):
-        say("MS_ENABLE_TFT had no comma between two switches, so MindSpore would ignore the first")
+        text = (
+            "MS_ENABLE_TFT had no comma between two switches, so MindSpore would ignore the first"
+        )
+        say(text, logging.WARNING)
     alone = not simulated and not is_loopback(address)
     if (spec.processes_per_node if alone else spec.world_size) > 1:
         environment.setdefault("OMP_NUM_THREADS", "1")
