@@ -36,7 +36,15 @@ from rekindle.recovery.faults.fault import FaultKind
 from rekindle.training.mindspore.faults import device_for, kind_of, spread
 from rekindle.training.mindspore.mindspore_generations import MindSporeGenerations
 from rekindle.training.mindspore.state import Parameters, ParametersWriter
-from rekindle.training.mindspore.steps import CallbackState, Rewind, Settled, Steps, steps_of_epoch
+from rekindle.training.mindspore.steps import (
+    CallbackState,
+    Rewind,
+    Settled,
+    Steps,
+    check_model,
+    move_data,
+    pace_of,
+)
 
 _GATE = Operation("0", "1", "bool", "barrier", "world")
 
@@ -89,6 +97,7 @@ class Session:
         self.rank, self.local_rank = map(rank_environment.number, ("RANK", "LOCAL_RANK"))
         self.world_size = rank_environment.number("WORLD_SIZE", 1)
         slot = rank_environment.slot_of_world()[0]
+        check_model(model)
         self._model = model
         self._parameters = Parameters(model.train_network)
         page = rank_environment.page()
@@ -151,22 +160,24 @@ class Session:
         train_dataset: mindspore.dataset.Dataset,
         callbacks: Callback | Sequence[Callback] | None = None,
         dataset_sink_mode: bool = False,
+        sink_size: int = -1,
     ) -> None:
         """Train as `model.train` does with the same arguments.
 
         epoch: number of epochs of the whole run. train_dataset: the dataset. callbacks: callbacks
-        of MindSpore. dataset_sink_mode: must stay False.
+        of MindSpore. dataset_sink_mode: only on NPUs (never run); each sink is then one step.
+        sink_size: batches of a sink; -1: those of an epoch.
 
         Training continues after the finished steps. Epoch, step and data are the same as in a run
-        without faults. Raises SessionError: no step is left, `dataset_sink_mode` is set, it was
+        without faults. Raises SessionError: no step is left, the device cannot sink data, it was
         called before, or another rank has other steps or other initial parameters.
         """
         if self._progress.total:
             raise SessionError(
                 "the script called session.train() twice; make one call for the whole run"
             )
-        per_epoch = steps_of_epoch(epoch, train_dataset, sink=dataset_sink_mode)
-        self._progress.asked_for(epoch * per_epoch)
+        pace = pace_of(epoch, train_dataset, sink=dataset_sink_mode, sink_size=sink_size)
+        self._progress.asked_for(epoch * pace.per_epoch)
         begins = 0 if self.finished else self._parameters.digest()
         self._run = RunIdentity(self._progress.total, begins)
         others = [callbacks] if isinstance(callbacks, Callback) else list(callbacks or ())
@@ -175,16 +186,18 @@ class Session:
             if self._generations.fetched.get("stopped") == self._progress.total:
                 self._stop()
             if self.finished < self._progress.total:
-                train_dataset.set_init_step(self.finished)
-                steps = Steps(self.finished, self._begin_step, self._end_step)
+                batches = self.finished * pace.batches
+                move_data(train_dataset, batches)
+                steps = Steps(batches, self._begin_step, self._end_step)
                 settled = Settled(self._resume, self._settle, self._profiler)
                 try:
                     self._model.train(
                         epoch,
                         train_dataset,
                         callbacks=[steps, *others, settled],
-                        dataset_sink_mode=False,
-                        initial_epoch=self.finished // per_epoch,
+                        dataset_sink_mode=dataset_sink_mode,
+                        sink_size=sink_size,
+                        initial_epoch=self.finished // pace.per_epoch,
                     )
                 except Rewind:
                     continue

@@ -64,7 +64,13 @@ CALLS: dict[str, Call] = {
     "mindspore.train.RunContext.get_stop_requested": (1, ()),
     "mindspore.train.RunContext.original_args": (1, ()),
     "mindspore.train.Model": (3, ()),
-    "mindspore.train.Model.train": (3, ("callbacks", "dataset_sink_mode", "initial_epoch")),
+    "mindspore.train.Model.train": (
+        3,
+        ("callbacks", "dataset_sink_mode", "sink_size", "initial_epoch"),
+    ),
+    "mindspore.get_auto_parallel_context": (1, ()),
+    "mindspore.parallel.auto_parallel.AutoParallel": (1, ()),
+    "mindspore.dataset.engine.datasets._reset_training_dataset": (2, ()),
     "mindspore.train.Model.train_network.fget": (1, ()),
 }
 
