@@ -6,6 +6,7 @@ One job has all errors. The last one leaves collectives open, so all ranks get n
 from __future__ import annotations
 
 import random
+from pathlib import Path
 
 import pytest
 from mindspore_jobs.baselines import Baseline
@@ -47,14 +48,26 @@ DRAWN = drawn(seed=3)
 ROWS = [row for row, _ in DRAWN]
 
 
+def train(folder: Path, errors: list[tuple[Row, str]]) -> Ended:
+    """Return a job after all errors."""
+    script = [word for _, option in errors for word in ("--error", option)]
+    job = MindSporeJob(folder, *script, ranks=RANKS, options=("--max-restarts", "1"))
+    return meet(job, [row for row, _ in errors])
+
+
+def check_training(ended: Ended, errors: list[tuple[Row, str]], baseline: Baseline) -> None:
+    """Check that the training equals an undisturbed run."""
+    ended.check_end()
+    lost = dict.fromkeys(range(RANKS), 0)
+    for _, option in errors:
+        lost[int(option[0])] += 1
+    assert_same(ended.job, baseline(RANKS), unwritten=lost)
+
+
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory: pytest.TempPathFactory) -> Ended:
     """Return the job after all errors."""
-    script = [word for _, option in DRAWN for word in ("--error", option)]
-    job = MindSporeJob(
-        tmp_path_factory.mktemp("job"), *script, ranks=RANKS, options=("--max-restarts", "1")
-    )
-    return meet(job, ROWS)
+    return train(tmp_path_factory.mktemp("job"), DRAWN)
 
 
 @pytest.mark.parametrize("row", ROWS, ids=str)
@@ -65,8 +78,15 @@ def test_an_error_costs_no_process_and_no_step(ended: Ended, row: Row) -> None:
 
 def test_the_training_is_that_of_an_undisturbed_run(ended: Ended, baseline: Baseline) -> None:
     """A rank does not get the loss of a step that raised an error."""
-    ended.check_end()
-    lost = dict.fromkeys(range(RANKS), 0)
-    for _, option in DRAWN:
-        lost[int(option[0])] += 1
-    assert_same(ended.job, baseline(RANKS), unwritten=lost)
+    check_training(ended, DRAWN, baseline)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(4, 14))
+def test_errors_at_other_steps(tmp_path: Path, baseline: Baseline, seed: int) -> None:
+    """Other steps and ranks give the same results."""
+    errors = drawn(seed)
+    ended = train(tmp_path, errors)
+    for row, _ in errors:
+        ended.check(row)
+    check_training(ended, errors, baseline)

@@ -33,10 +33,17 @@ def drawn(seed: int) -> list[tuple[int, int]]:
 ERRORS = drawn(seed=3)
 
 
-def run(folder: Path, errors: list[tuple[int, int]]) -> MindSporeJob:
-    """Run the shell lines of the document, with errors of the device, to their end."""
+def run(
+    folder: Path, errors: list[tuple[int, int]], *, switch: str = "", status: int = 0
+) -> MindSporeJob:
+    """Run the shell lines of the document, with errors of the device, to their end.
+
+    switch: another value of MS_ENABLE_TFT. status: of the command.
+    """
     asked = shell.command_of(shell.LINES, str(folder))
     assert asked.script == "UCE_case.py"
+    if switch:
+        asked.environment["MS_ENABLE_TFT"] = switch
     pictures.write(Path(asked.environment["DATA_PATH"]))
     job = MindSporeJob(
         folder,
@@ -47,7 +54,7 @@ def run(folder: Path, errors: list[tuple[int, int]]) -> MindSporeJob:
         environment=asked.environment,
     )
     with job:
-        assert job.end() == 0, job.story()
+        assert job.end() == status, job.story()
     return job
 
 
@@ -70,7 +77,7 @@ def test_the_script_trains_as_the_shell_lines_start_it(undisturbed: MindSporeJob
     assert len(logs) == RANKS, undisturbed.story()
     for log in logs:
         text = log.read_text(errors="replace")
-        assert "epoch: 5 step: 8, loss is" in text
+        assert "epoch: 5 step: 4, loss is" in text
         assert "out is:" in text
     assert "MS_ENABLE_TFT had no comma" in (undisturbed.folder / "output").read_text("latin-1")
 
@@ -99,3 +106,14 @@ def test_the_losses_of_each_rank_are_those_of_an_undisturbed_run(
     for rank, result in disturbed.results().items():
         assert result["losses"] == wanted[rank]["losses"]
         assert result["digest"] == wanted[rank]["digest"]
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("switch", ["{UCE:0, TTP:1}", "{TTP:1}"])
+def test_last_words_alone(tmp_path: Path, switch: str) -> None:
+    """Without UCE:1 an error ends the job, and a healthy rank saves the newest state."""
+    job = run(tmp_path, [(2, 6)], switch=switch, status=1)
+    assert {each.strategy for each in job.events_of(journal.Decided)} == {Strategy.FAIL}
+    (saved,) = tmp_path.glob("ttp_checkpoints/ttp_saved_checkpoints-step_7/*/*")
+    assert saved.name.endswith("-2_3.ckpt"), saved
+    assert "rank_2" not in str(saved)

@@ -6,7 +6,7 @@ import random
 import struct
 from pathlib import Path
 
-COUNT = 256
+COUNT = 128
 _SIDE = 28
 
 

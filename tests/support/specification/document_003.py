@@ -16,6 +16,7 @@ _NPU = "integration/mindspore/test_npu_adapter.py::test_each_rank_stops_and_clea
 _MINDIO = "integration/mindspore/test_mindio.py"
 _LAST_WORDS = f"{_MINDIO}::test_a_lost_rank_has_the_others_save_their_state"
 _HANDLERS = f"{_MINDIO}::test_handlers_are_called_as_in_mindspore"
+_ALONE = f"{_HERE}::test_last_words_alone"
 _COMMAS = "unit/job/test_ascend.py::test_a_switch_gets_its_missing_commas"
 _ABOUT = "Overview"
 _LIMITS = "Restrictions"
@@ -170,9 +171,8 @@ ROWS = (
     run(
         _CALLBACK,
         "Its last argument is the folder of checkpoints: `./ttp_checkpoints/`.",
-        "MindSpore's own handler saves there when ranks must end. The test of that uses another "
-        "script and folder.",
-        _LAST_WORDS,
+        "MindSpore's own handler saves there when ranks must end.",
+        _ALONE,
     ),
     run(
         _CALLBACK,
@@ -197,6 +197,7 @@ ROWS = (
         "TTP:1 switches last words on.",
         "A rank that gets SIGTERM saves a checkpoint through MindSpore's handlers.",
         _LAST_WORDS,
+        _ALONE,
     ),
     none(
         _START,
@@ -204,11 +205,12 @@ ROWS = (
         "Last words are on whenever the script has a `TFTRegister` or `TrainFaultTolerance`. No "
         "test runs without TTP:1.",
     ),
-    none(
+    run(
         _START,
         "`MS_ENABLE_TFT='{UCE:0, TTP:1}'` switches last words alone on.",
-        "MindSpore's own loop reports each error as unknown then, and all ranks restart. No test "
-        "shows that.",
+        "The rank with the error ends. A healthy rank saves the newest state. Then all ranks "
+        "restart, if the job has a restart left.",
+        _ALONE,
     ),
     run(
         _START,
