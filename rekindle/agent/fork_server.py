@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import collections
 import contextlib
+import logging
 import os
 import socket
 import subprocess
@@ -21,7 +22,7 @@ from rekindle.agent.threads import in_thread
 from rekindle.console import say
 from rekindle.errors import RekindleError
 from rekindle.job.addresses import interfaces, is_loopback
-from rekindle.job.ascend import ascend_environment
+from rekindle.job.ascend import ascend_environment, with_commas
 from rekindle.job.spec import Framework, JobSpec
 from rekindle.rank.channel import MAX_MESSAGE
 from rekindle.recovery.faults.fault import Exit
@@ -51,6 +52,11 @@ def agent_environment(
     """
     environment = {**base, **spec.environment}
     environment |= ascend_environment(environment, spec.policy)
+    if with_commas(environment):
+        text = (
+            "MS_ENABLE_TFT had no comma between two switches, so MindSpore would ignore the first"
+        )
+        say(text, logging.WARNING)
     alone = not simulated and not is_loopback(address)
     if (spec.processes_per_node if alone else spec.world_size) > 1:
         environment.setdefault("OMP_NUM_THREADS", "1")

@@ -29,10 +29,12 @@ NPU_MANAGER = Path("/dev/davinci_manager")
 AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 _ASYNC = "HCCL_ASYNC_ERROR_HANDLING"
 _RETRY = "HCCL_OP_RETRY_ENABLE"
+_SWITCH = "MS_ENABLE_TFT"
 _NO_CACHING = "PYTORCH_NO_NPU_MEMORY_CACHING"
 _ASCEND = "/usr/local/Ascend"
 _SET_ENV = f"source {_ASCEND}/ascend-toolkit/set_env.sh"
 DRIVER_FILES = (Path(_ASCEND, "driver/version.info"),)
+_NO_COMMA = re.compile(r"(?<=\w)\s+(?=\w+\s*:)")
 _VERSION = re.compile(r"^\s*version\s*=\s*(\S+)", re.IGNORECASE | re.MULTILINE)
 
 _LEVELS = re.compile(r"L[0-2]:[01](\s*,\s*L[0-2]:[01])*")
@@ -148,6 +150,20 @@ def ascend_environment(environment: Mapping[str, str], policy: Policy) -> dict[s
             # With 1 or 2, HCCL ends the process of a failed collective before a repair.
             variables[_ASYNC] = "0"
     return {name: value for name, value in variables.items() if name not in environment}
+
+
+def with_commas(environment: dict[str, str]) -> bool:
+    """Put the missing commas into MindSpore's switch of fault tolerance; False: none was missing.
+
+    MindSpore's documents have '{UCE:1 TTP:1}'. Its C++ code splits that at the commas, and then
+    UCE is off; its Python code takes UCE for on.
+    """
+    given = environment.get(_SWITCH, "")
+    corrected = _NO_COMMA.sub(", ", given)
+    if corrected == given:
+        return False
+    environment[_SWITCH] = corrected
+    return True
 
 
 def check_environment(environment: Mapping[str, str], policy: Policy) -> None:

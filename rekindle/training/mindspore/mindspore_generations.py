@@ -23,8 +23,10 @@ from rekindle.rank.member import Arrival
 from rekindle.rank.progress import HeldState, ProgressReporter, RankPlace
 from rekindle.rank.snapshot_writer import METADATA_SKELETON, kept
 from rekindle.rank.step_vote import STATE, Address, StepVote, VotingGenerations, receive
+from rekindle.recovery.faults.fault import FaultKind
 from rekindle.recovery.policy.plan import RankPlan, StateSource
 from rekindle.states import StateId
+from rekindle.training.mindspore.faults import Device, GraphStep
 from rekindle.training.mindspore.state import (
     SKELETON,
     Array,
@@ -44,13 +46,17 @@ class MindSporeGenerations(VotingGenerations):
 
     place: the rank's place, which decides who writes the state. position: the values that the
     snapshots keep with the state. fetched: the position of a state that came from another source.
-    stored: the store has the state.
+    stored: the store has the state. step: the step whose graph runs.
+
+    damaged: the device's memory had an error. valid_steps: the number of steps after which a memory
+    error may have reached the states of all ranks; None: it has reached none.
     """
 
     def __init__(
         self,
         slot: int,
         parameters: Parameters,
+        device: Device,
         channel: Channel | None,
         state: HeldState,
         progress: ProgressReporter,
@@ -60,16 +66,40 @@ class MindSporeGenerations(VotingGenerations):
         self.position: Mapping[str, Any] = {"step": 0}
         self.fetched: Mapping[str, Any] = {}
         self.stored = False
+        self.step = GraphStep(parameters)
+        self.damaged = False
+        self.valid_steps: int | None = None
+        self._broken = False  # this rank's graph raised an error
+        self._device = device
         self._parameters = parameters
         self._channel = channel
 
     def arrival(self) -> Arrival:
         """Return the values that MindSpore adds to `Arrived`."""
         done = self._state.whole and 0 < self._progress.total <= self._state.finished
-        return Arrival(done, port=self.listener.port)
+        return Arrival(done, port=self.listener.port, valid_steps=self.valid_steps)
+
+    def break_step(self, kind: FaultKind, *, spread: bool) -> bool:
+        """Leave a step that raised an error; False: only new processes can continue.
+
+        spread: the error may have reached the states of all ranks.
+        A device that cannot be interrupted must have ended all its collectives.
+        """
+        step = self.step
+        if not (self._device.interrupts or step.collectives_done):
+            return False
+        if spread:
+            self.valid_steps = max(0, self._state.finished - (not step.updates))
+        step.running = False
+        self._broken, self.damaged = True, kind is FaultKind.DEVICE_MEMORY
+        return True
 
     def recover(self) -> None:
-        """Do nothing: the end of a generation leaves the device as it is."""
+        """Clean the device. Raises UnusableError: only a new process can use it."""
+        unharmed = self._device.clean(damaged=self.damaged, broken=self._broken)
+        if not (self.step.undo() and unharmed):
+            self._state.tear()
+        self._broken = self.damaged = False
 
     def enter(self, form: FormGeneration) -> Callable[[GenerationEnded], None]:
         """Leave the former generation's gate; return a function that ends this one's forming."""
@@ -90,17 +120,20 @@ class MindSporeGenerations(VotingGenerations):
                 self._parameters, self._channel, slot, plan, state, form.peers, self.gate
             )
         self._state.hold(state)
+        self.valid_steps = None
         for peer in plan.sends_to:
             send_state(self._parameters.arrays(), self.gate.accept(peer, STATE), self.position)
         self.formed = True
 
     def _stop(self, gate: StepVote, _: GenerationEnded) -> None:
-        """End the forming.
+        """End the forming, or the step that runs.
 
         The gate of a formed generation stays open: all ranks agree there whether they do the next
         step.
         """
-        if not self.formed:
+        if self.formed:
+            self._device.stop(self.step)
+        else:
             gate.sever()
 
 

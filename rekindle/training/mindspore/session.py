@@ -1,9 +1,10 @@
 """Session for MindSpore: `Model.train` whose processes survive the faults of their peers.
 
 The loop is MindSpore's own. All ranks pass a gate before each of its steps. A rank with a fault
-reports it at the gate, and no rank enters the step's collectives. All ranks meet, and the failed
-rank takes its state from another rank. Then they do the same step in the same processes. If a
-process is lost, Rekindle restarts all processes, because MindSpore's collectives admit no new one.
+reports it at the gate, and no rank enters the step's collectives. After an error of the device that
+leaves `Model.train`, a rank does not answer at the gate. All ranks meet, and the failed rank takes
+its state from another rank. Then they do the next step in the same processes. If a process is lost,
+Rekindle restarts all processes, because MindSpore's collectives admit no new one.
 """
 
 from __future__ import annotations
@@ -32,9 +33,18 @@ from rekindle.rank.progress import HeldState, ProgressReporter, Records, phase_o
 from rekindle.rank.snapshot_schedule import FinalSnapshot, Moment, SnapshotSchedule
 from rekindle.rank.step_vote import LOST, RunIdentity
 from rekindle.recovery.faults.fault import FaultKind
+from rekindle.training.mindspore.faults import device_for, kind_of, spread
 from rekindle.training.mindspore.mindspore_generations import MindSporeGenerations
 from rekindle.training.mindspore.state import Parameters, ParametersWriter
-from rekindle.training.mindspore.steps import CallbackState, Rewind, Settled, Steps, steps_of_epoch
+from rekindle.training.mindspore.steps import (
+    CallbackState,
+    Rewind,
+    Settled,
+    Steps,
+    check_model,
+    move_data,
+    pace_of,
+)
 
 _GATE = Operation("0", "1", "bool", "barrier", "world")
 
@@ -87,6 +97,7 @@ class Session:
         self.rank, self.local_rank = map(rank_environment.number, ("RANK", "LOCAL_RANK"))
         self.world_size = rank_environment.number("WORLD_SIZE", 1)
         slot = rank_environment.slot_of_world()[0]
+        check_model(model)
         self._model = model
         self._parameters = Parameters(model.train_network)
         page = rank_environment.page()
@@ -94,7 +105,12 @@ class Session:
         self._state = HeldState()
         channel = Channel.from_environment()
         self._generations = MindSporeGenerations(
-            slot, self._parameters, channel, self._state, self._progress
+            slot,
+            self._parameters,
+            device_for(model.train_network),
+            channel,
+            self._state,
+            self._progress,
         )
         self._member: Member | None = None
         if channel is not None:
@@ -144,22 +160,24 @@ class Session:
         train_dataset: mindspore.dataset.Dataset,
         callbacks: Callback | Sequence[Callback] | None = None,
         dataset_sink_mode: bool = False,
+        sink_size: int = -1,
     ) -> None:
         """Train as `model.train` does with the same arguments.
 
         epoch: number of epochs of the whole run. train_dataset: the dataset. callbacks: callbacks
-        of MindSpore. dataset_sink_mode: must stay False.
+        of MindSpore. dataset_sink_mode: only on NPUs (never run); each sink is then one step.
+        sink_size: batches of a sink; -1: those of an epoch.
 
         Training continues after the finished steps. Epoch, step and data are the same as in a run
-        without faults. Raises SessionError: no step is left, `dataset_sink_mode` is set, it was
+        without faults. Raises SessionError: no step is left, the device cannot sink data, it was
         called before, or another rank has other steps or other initial parameters.
         """
         if self._progress.total:
             raise SessionError(
                 "the script called session.train() twice; make one call for the whole run"
             )
-        per_epoch = steps_of_epoch(epoch, train_dataset, sink=dataset_sink_mode)
-        self._progress.asked_for(epoch * per_epoch)
+        pace = pace_of(epoch, train_dataset, sink=dataset_sink_mode, sink_size=sink_size)
+        self._progress.asked_for(epoch * pace.per_epoch)
         begins = 0 if self.finished else self._parameters.digest()
         self._run = RunIdentity(self._progress.total, begins)
         others = [callbacks] if isinstance(callbacks, Callback) else list(callbacks or ())
@@ -168,24 +186,50 @@ class Session:
             if self._generations.fetched.get("stopped") == self._progress.total:
                 self._stop()
             if self.finished < self._progress.total:
-                train_dataset.set_init_step(self.finished)
-                steps = Steps(self.finished, self._begin_step, self._end_step)
+                batches = self.finished * pace.batches
+                move_data(train_dataset, batches)
+                steps = Steps(batches, self._begin_step, self._end_step)
                 settled = Settled(self._resume, self._settle, self._profiler)
                 try:
                     self._model.train(
                         epoch,
                         train_dataset,
                         callbacks=[steps, *others, settled],
-                        dataset_sink_mode=False,
-                        initial_epoch=self.finished // per_epoch,
+                        dataset_sink_mode=dataset_sink_mode,
+                        sink_size=sink_size,
+                        initial_epoch=self.finished // pace.per_epoch,
                     )
                 except Rewind:
+                    continue
+                except RuntimeError as error:
+                    if not self._leave_broken_step(error):
+                        raise
                     continue
                 self._leave_early()
             elif self._member is not None and not self._generations.stored:
                 self._keep()  # the rank that did the last step did not write its checkpoint
             if self._member is None or not self._meet_at_end(self._member):
                 return
+
+    def _leave_broken_step(self, error: RuntimeError) -> bool:
+        """Meet the other ranks after an error of the device; False: this process must end."""
+        kind, member, generations = kind_of(error), self._member, self._generations
+        if kind is None or member is None:
+            return False
+        self._final_snapshot.end_graph()  # the state belongs to no step
+        if not generations.break_step(kind, spread=spread(error)):
+            say(
+                "this device cannot leave a collective that another rank may still be in, so all "
+                "ranks restart; an optimizer that is recoverable() shows when all of them are done"
+            )
+            return False
+        if generations.position["step"] != self.finished:
+            self._state.tear()  # not all callbacks have seen the newest step
+        member.break_off(kind, error)
+        # The others wait at the gate of the next step. This rank does not answer, so none passes.
+        generations.gate.sever()
+        member.join()
+        return True
 
     def _leave_early(self) -> None:
         """End the run at the newest step if a callback has stopped MindSpore's loop."""
@@ -226,9 +270,11 @@ class Session:
             self._pass_gate(self._member)
         self._parameters.remember()
         self._final_snapshot.begin_step(self.finished)
+        self._generations.step.begin()
 
     def _end_step(self, loss: float | None) -> None:
         """Count one more finished step after the graph. Callbacks may still change parameters."""
+        self._generations.step.end()
         self._final_snapshot.end_graph()
         self._state.step_done(self.finished + 1, self.generation)
         if loss is not None:

@@ -152,6 +152,11 @@ class Parameters:
         """The values from the start of the current step, valid until the step's update begins."""
         return BeforeStep(self, self._remembered)
 
+    def restore(self) -> None:
+        """Set the values from the start of the current step, whose update has not begun."""
+        for name, array in self._remembered.items():
+            self._parameters[name].copy_(mindspore.Tensor(array))
+
     @property
     def begun(self) -> tuple[int, ...] | None:
         """The numbers of updates that began, as `recoverable` counts them; None: they are unknown.
@@ -161,7 +166,7 @@ class Parameters:
         in_graph = mindspore.get_context("mode") == mindspore.GRAPH_MODE
         if not self._counters or not in_graph:
             return None
-        return tuple(int(self._parameters[name].asnumpy()[0]) for name in self._counters)
+        return tuple(_number_in(self._parameters[name]) for name in self._counters)
 
     def digest(self) -> int:
         """Return a 64-bit checksum of all values."""
@@ -205,6 +210,16 @@ class Parameters:
             # Not set_data() or assign_value(): with these, an optimizer with control flow kept
             # another step than it showed (observed with 2.10).
             parameter.copy_(mindspore.Tensor(arrays[name]))
+
+
+def _number_in(parameter: mindspore.Parameter) -> int:
+    """Return the number in a parameter, also while a graph runs.
+
+    On an NPU asnumpy() would wait for the graph. MindSpore reads its own flag of updates like this.
+    """
+    if mindspore.get_context("device_target") == "Ascend":
+        return int(mindspore._c_expression.direct_copy_to_host(parameter))
+    return int(parameter.asnumpy()[0])
 
 
 class BeforeStep(NamedTuple):

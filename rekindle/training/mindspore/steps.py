@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import mindspore
-from mindspore.train import Callback, EarlyStopping, ReduceLROnPlateau
+from mindspore.dataset.engine.datasets import _reset_training_dataset
+from mindspore.parallel.auto_parallel import AutoParallel
+from mindspore.train import Callback, EarlyStopping, Model, ReduceLROnPlateau
 
 from rekindle.errors import SessionError
 from rekindle.rank.json_values import plain, real
 from rekindle.rank.profiler import Profiler
 
+_COMPLETE = ("stand_alone", "data_parallel")  # the parallel modes without shards
 _OWN = {
     EarlyStopping: ("wait", "stopped_epoch", "best"),
     ReduceLROnPlateau: ("cooldown_counter", "wait", "best"),
@@ -84,36 +87,73 @@ class Rewind(Exception):
     """Training continues from an earlier step, so the loop must start again."""
 
 
-def steps_of_epoch(epoch: int, dataset: mindspore.dataset.Dataset, *, sink: bool) -> int:
-    """Return the batches of an epoch. Raises SessionError: these arguments allow no step."""
-    if sink:
+class Pace(NamedTuple):
+    """The loop of MindSpore. A step is a batch, or one sink of several batches.
+
+    per_epoch: steps of an epoch of `Model.train`. batches: of one step.
+    """
+
+    per_epoch: int
+    batches: int
+
+
+def check_model(model: Model) -> None:
+    """Check that each rank has the complete state. Raises SessionError: it has only a part."""
+    context = mindspore.get_auto_parallel_context
+    mode, shards = context("parallel_mode"), context("enable_parallel_optimizer")
+    if any(isinstance(cell, AutoParallel) for _, cell in model.train_network.cells_and_names()):
+        mode = "AutoParallel"
+    if mode not in _COMPLETE or shards:
+        found = f"{mode} with enable_parallel_optimizer" if mode in _COMPLETE else mode
         raise SessionError(
-            "dataset_sink_mode=True is not possible, because ranks agree before each step; "
-            "leave it out"
+            f"the parallel mode is {found}, so each rank has only a part of the state; a Session "
+            "needs ParallelMode.DATA_PARALLEL; other modes work with TFTRegister or "
+            "TrainFaultTolerance, without a Session"
         )
+
+
+def pace_of(
+    epoch: int, dataset: mindspore.dataset.Dataset, *, sink: bool, sink_size: int = -1
+) -> Pace:
+    """Return the pace of a training. Raises SessionError: these arguments allow no step."""
     if epoch < 1:
         raise SessionError(f"epoch is {epoch}, so training has no step; give at least 1")
-    per_epoch = int(dataset.get_dataset_size())
-    if per_epoch < 1:
+    batches = int(dataset.get_dataset_size())
+    if batches < 1:
         raise SessionError("the dataset has no batch, so training has no step")
-    return per_epoch
+    if not sink:
+        return Pace(batches, 1)
+    target, mode = mindspore.get_context("device_target"), mindspore.get_context("mode")
+    if target != "Ascend" or mode != mindspore.GRAPH_MODE:
+        raise SessionError(
+            f"dataset_sink_mode=True is not possible: MindSpore sinks data only on NPUs in graph "
+            f"mode, and this is {target}; leave it out"
+        )
+    return Pace(1, batches if sink_size == -1 else sink_size)
+
+
+def move_data(dataset: mindspore.dataset.Dataset, batch: int) -> None:
+    """Let a dataset continue with a batch of the run, also one that feeds a device already."""
+    dataset.set_init_step(batch)
+    if hasattr(dataset, "_dataset_helper"):
+        _reset_training_dataset(batch, int(dataset.get_dataset_size()))
 
 
 class Steps(Callback):  # type: ignore[misc]  # MindSpore is absent where types are checked
     """Run before all other callbacks: report each step's start, and its end with its loss.
 
-    finished: the steps that were finished before. MindSpore would count from 0 again.
+    batches: those that were finished before. MindSpore would count from 0 again.
     """
 
     def __init__(
-        self, finished: int, begin: Callable[[], None], end: Callable[[float | None], None]
+        self, batches: int, begin: Callable[[], None], end: Callable[[float | None], None]
     ) -> None:
         super().__init__()
-        self._finished, self._begin, self._end = finished, begin, end
+        self._batches, self._begin, self._end = batches, begin, end
 
     def on_train_begin(self, run_context: Any) -> None:
-        """Make MindSpore count from the finished steps."""
-        run_context.original_args().cur_step_num = self._finished
+        """Make MindSpore count from the finished batches."""
+        run_context.original_args().cur_step_num = self._batches
 
     def on_train_step_begin(self, run_context: Any) -> None:
         """Begin a step: its batch is loaded."""

@@ -12,12 +12,19 @@ from repository import SUPPORT
 
 pytestmark = [needs_mindspore, pytest.mark.timeout(200)]
 
+SHARDED = (
+    "the parallel mode is {}, so each rank has only a part of the state; a Session needs "
+    "ParallelMode.DATA_PARALLEL; other modes work with TFTRegister or TrainFaultTolerance, without "
+    "a Session"
+)
+
 
 def test_parameters_and_updates() -> None:
     """Rekindle counts each update, in any place of the optimizer.
 
     It copies the parameters that a forward pass changes. It does not copy frozen weights, but
-    detects their changes. Callbacks get the saved state of others of their class.
+    detects their changes. Callbacks get the saved state of others of their class. Modes with a part
+    of the state on each rank are refused, and sinks on CPU, which MindSpore would leave out.
     """
     script = SUPPORT / "mindspore_jobs" / "parameters.py"
     environment = os.environ | {"PYTHONPATH": str(ROOT), "GLOG_v": "3"}
@@ -38,5 +45,11 @@ def test_parameters_and_updates() -> None:
         "found": [[frozen, *statistics], True],
         "uncounted": [None, []],
         "kept": [4, 2, [7, 8, 0], 3, True],
+        "refused": [
+            SHARDED.format("semi_auto_parallel"),
+            SHARDED.format("data_parallel with enable_parallel_optimizer"),
+            "dataset_sink_mode=True is not possible: MindSpore sinks data only on NPUs in graph "
+            "mode, and this is CPU; leave it out",
+        ],
         "odd": "parameter odd has type complex128, which a state cannot contain",
     }

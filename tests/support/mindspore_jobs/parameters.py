@@ -6,16 +6,18 @@ weights and BatchNorm. The update of its optimizer calls the update of the base 
 
 from __future__ import annotations
 
+import contextlib
 import json
+from collections.abc import Iterator
 
 import mindspore as ms
 import numpy as np
 from mindspore import nn, ops, train
 
 from rekindle.errors import SessionError
-from rekindle.training.mindspore import recoverable
+from rekindle.training.mindspore import Session, recoverable
 from rekindle.training.mindspore.state import LOOKS, LOOKS_AGAIN, SMALL_BYTES, Parameters
-from rekindle.training.mindspore.steps import CallbackState
+from rekindle.training.mindspore.steps import CallbackState, Pace, pace_of
 
 WIDE = SMALL_BYTES // 4
 
@@ -84,6 +86,34 @@ def kept_by_callbacks() -> list[object]:
     return [len(kept), reduces.cooldown_counter, counts, stops_too.wait, bool(same)]
 
 
+def refused(net: nn.Cell) -> list[str]:
+    """Return the errors for modes in which a Session cannot train here."""
+    data = ms.dataset.NumpySlicesDataset(np.ones((8, 4), np.float32)).batch(2)
+    texts = []
+    for mode, shards in (("semi_auto_parallel", False), ("data_parallel", True)):
+        ms.set_auto_parallel_context(parallel_mode=mode, enable_parallel_optimizer=shards)
+        with _noted(texts):
+            Session(train.Model(net))
+    ms.reset_auto_parallel_context()
+    with _noted(texts):
+        pace_of(3, data, sink=True)
+    assert pace_of(3, data, sink=False) == Pace(4, 1)
+    get_context = ms.get_context
+    ms.get_context = lambda name: "Ascend" if name == "device_target" else get_context(name)
+    assert pace_of(3, data, sink=True) == Pace(1, 4)
+    assert pace_of(3, data, sink=True, sink_size=2) == Pace(1, 2)
+    ms.get_context = get_context
+    return texts
+
+
+@contextlib.contextmanager
+def _noted(texts: list[str]) -> Iterator[None]:
+    try:
+        yield
+    except SessionError as error:
+        texts.append(str(error))
+
+
 def main() -> None:
     """Run some steps and print the result."""
     ms.set_device("CPU")
@@ -118,6 +148,7 @@ def main() -> None:
         Parameters(net)
     except SessionError as error:
         results["odd"] = str(error)
+    results["refused"] = refused(step)
     results["kept"] = kept_by_callbacks()
     print(json.dumps(results))
 

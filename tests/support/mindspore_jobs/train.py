@@ -13,6 +13,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import mindspore as ms
@@ -22,8 +23,17 @@ from mindspore import nn, ops
 from mindspore.communication import get_group_size, get_rank, init
 from mindspore.train import Callback, EarlyStopping, Model, ReduceLROnPlateau
 
+from mindspore_jobs.simulated_npu import SimulatedNpu
 from rekindle.training.mindspore import Session, recoverable
 
+# As MindSpore's C++ code ends the text of an exception.
+STACK = """
+
+----------------------------------------------------
+- C++ Call Stack: (For framework developers)
+----------------------------------------------------
+mindspore/ccsrc/tools/error_handler/error_handler.cc:177 TftProcessGraphRunError
+"""
 EPOCHS, PER_EPOCH, BATCH, FEATURES, CLASSES = 3, 10, 4, 32, 10
 
 
@@ -73,6 +83,38 @@ def _clear_of(total: ms.Tensor) -> ms.Tensor:
     return ops.assign(total, ops.zeros_like(total))
 
 
+class Breaking(nn.TrainOneStepCell):
+    """Raise MindSpore's errors of a device, once each.
+
+    break_with: called with a place: `before` the graph, `graph` (inside it, behind the update), or
+    `behind` the graph.
+    """
+
+    def __init__(
+        self, network: nn.Cell, optimizer: nn.Optimizer, break_with: Callable[[str], None]
+    ) -> None:
+        super().__init__(network, optimizer)
+        object.__setattr__(self, "break_with", break_with)
+        self.strike = ops.Custom(self._strike, lambda x: x, lambda x: x, func_type="pyfunc")
+        self.zero = ms.Tensor([0], ms.float32)
+
+    def construct(self, *batch: ms.Tensor) -> ms.Tensor:
+        loss = self.network(*batch)
+        gradients = self.grad(self.network, self.weights)(*batch, ops.ones_like(loss))
+        loss = ops.depend(loss, self.optimizer(self.grad_reducer(gradients)))
+        return ops.depend(loss, self.strike(ops.depend(self.zero, loss)))
+
+    def __call__(self, *batch: ms.Tensor) -> ms.Tensor:
+        self.break_with("before")
+        loss = super().__call__(*batch)
+        self.break_with("behind")
+        return loss
+
+    def _strike(self, value: np.ndarray) -> np.ndarray:
+        self.break_with("graph")
+        return value
+
+
 class Watch(Callback):
     """Record each step, and pause, end or stop the rank as the options specify."""
 
@@ -81,7 +123,19 @@ class Watch(Callback):
         self._options, self._rank = options, rank
         self.seen: list[tuple[int, int, float, str]] = []
         self._data = ""
+        self._at = 0
+        self.npu = SimulatedNpu()
         self._dying = False
+
+    def break_with(self, place: str) -> None:
+        """Raise the error that an option specifies for this step and place."""
+        for given in self._options.error:
+            rank, step, where, text = given.split(":")
+            mark = self._options.folder / f"raised-{rank}-{step}"
+            if (int(rank), int(step), where) == (self._rank, self._at, place) and not mark.exists():
+                mark.touch()
+                self.npu.text = text
+                raise RuntimeError(text + STACK)
 
     def on_train_step_begin(self, run_context: object) -> None:
         if self._dying:  # no second step can finish before the end, even if steps are fast
@@ -89,7 +143,7 @@ class Watch(Callback):
         params = run_context.original_args()
         batch = params.train_dataset_element[0].asnumpy()
         self._data = hashlib.md5(batch.tobytes()).hexdigest()
-        at = params.cur_step_num - 1
+        at = self._at = params.cur_step_num - 1
         for given in self._options.die:
             rank, step, delay_s = given.split(":")
             mark = self._options.folder / f"died-{given}"
@@ -118,6 +172,8 @@ def add_watched(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `Watch`."""
     die = "RANK:STEP:SECONDS, once, so long after the beginning of the step"
     parser.add_argument("--die", action="append", default=[], help=die)
+    error = "RANK:STEP:PLACE:TEXT, once, at a place of Breaking"
+    parser.add_argument("--error", action="append", default=[], help=error)
     parser.add_argument("--stop", type=int, default=0, help="behind so many steps")
     parser.add_argument("--alone", action="store_true", help="rank 0 stops, and no other")
 
@@ -153,8 +209,8 @@ def digest(model: Model) -> str:
     return total.hexdigest()
 
 
-def main() -> None:
-    """Train, with the options of the command line."""
+def parsed() -> argparse.Namespace:
+    """Return the options of the command line."""
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
     parser.add_argument("--plain", action="store_true", help="no Session, and a plain optimizer")
@@ -162,9 +218,15 @@ def main() -> None:
     parser.add_argument("--patience", type=int, default=9, help="epochs")
     parser.add_argument("--accumulate", action="store_true", help="an update every two steps")
     parser.add_argument("--augment", action="store_true", help="samples with random noise")
+    parser.add_argument("--npu", action="store_true", help="a simulated NPU")
     parser.add_argument("--own-seed", action="store_true", help="other weights on each rank")
     add_watched(parser)
-    options = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Train, with the options of the command line."""
+    options = parsed()
     ms.set_device("CPU")
     ms.set_context(mode=ms.GRAPH_MODE)
     ms.set_seed(1)
@@ -176,7 +238,9 @@ def main() -> None:
         ms.set_seed(1 + rank)
     net = Net()
     rate = nn.cosine_decay_lr(0.01, 0.1, EPOCHS * PER_EPOCH, PER_EPOCH, EPOCHS)
-    callbacks: list[Callback] = [Watch(options, rank)]
+    callbacks: list[Callback] = [watch := Watch(options, rank)]
+    if options.npu:
+        watch.npu.install()
     if options.plateau:
         rate = 0.1
         never_better = {"monitor": "loss", "min_delta": 100.0}
@@ -187,7 +251,10 @@ def main() -> None:
     kind = nn.Momentum if options.plain else recoverable(nn.Momentum)
     optimizer = kind(net.trainable_params(), rate, 0.9)
     loss = nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")
-    if options.accumulate:
+    if options.error:
+        with_loss = nn.WithLossCell(net, loss)
+        model = Model(Breaking(with_loss, optimizer, watch.break_with))
+    elif options.accumulate:
         model = Model(Accumulating(nn.WithLossCell(net, loss), optimizer))
     else:
         model = Model(net, loss, optimizer)
@@ -197,7 +264,8 @@ def main() -> None:
     else:
         with Session(model) as session:
             session.train(EPOCHS, data, callbacks=callbacks)
-    result = {"pid": os.getpid(), "digest": digest(model), "seen": callbacks[0].seen}
+    result = {"pid": os.getpid(), "digest": digest(model), "seen": watch.seen}
+    result["calls"] = watch.npu.calls
     (options.folder / f"result-{rank}-{os.getpid()}.json").write_text(json.dumps(result))
 
 

@@ -157,7 +157,21 @@ _USER: dict[str, Row] = {
         "ranks with MindIO's API",
         "",
         "none",
-        "`1` or `true`: the framework of the ranks is MindSpore.",
+        "`1` or `true`: the framework of the ranks is MindSpore, and scripts find MindIO's names.",
+    ),
+    "MS_TFT_IP": (
+        "`train.TFTRegister`",
+        "MindSpore",
+        "",
+        "",
+        "Address of MindIO's controller, as the script gives it.",
+    ),
+    "MS_TFT_PORT": (
+        "`train.TFTRegister`",
+        "MindSpore",
+        "",
+        "",
+        "Port of MindIO's controller, as the script gives it.",
     ),
 }
 

@@ -53,9 +53,9 @@ def session() -> str:
         _arguments(mindspore, "__init__"),
         "### train",
         _arguments(mindspore, "train"),
-        "Call `train` once. A second call, `dataset_sink_mode=True`, an `epoch` below 1, an empty "
-        "dataset, and other parameters or another number of steps on another rank raise "
-        "`SessionError`.",
+        "Call `train` once. A second call, `dataset_sink_mode=True` on another device than an "
+        "NPU, an `epoch` below 1, an empty dataset, and other parameters or another number of "
+        "steps on another rank raise `SessionError`.",
         "### phase",
         _arguments(mindspore, "phase"),
         "Another name raises `SessionError`.",

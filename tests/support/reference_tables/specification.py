@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from specification.documents import DOCUMENTS, NOT_COVERED
+from specification.documents import DOCUMENTS
 from specification.named import is_soak
 from specification.row import Document, Evidence, Row
 
@@ -20,7 +20,8 @@ _INTRO = """The documents of other systems specify what Rekindle must do. This p
 each sentence that promises or demands something, and for each option, annotation, variable, default
 and path. Each sentence is a paraphrase. Read the rows with the evidence `none` first: there
 Rekindle does something else, or nothing. The tests are below `tests/`. Only `make soak` runs those
-with the word soak. Run one of them as in [promises.md](promises.md#run-the-tests)."""
+with the word soak. Run one of them as in [promises.md](promises.md#run-the-tests). No test ran on
+an NPU."""
 
 
 def specification() -> str:
@@ -31,15 +32,10 @@ def specification() -> str:
         (code(kind.value), _MEANING[kind], *(str(count[kind]) for count in counts))
         for kind in Evidence
     ]
-    parts = [_INTRO, table(heads, rows), _uncovered()]
+    parts = [_INTRO, table(heads, rows)]
     for document in DOCUMENTS:
         parts += [f"## {document.number}: {document.title}", _rows(document)]
     return page("Specification", *parts)
-
-
-def _uncovered() -> str:
-    listed = table(("without rows so far", "title"), NOT_COVERED.items())
-    return f"{listed}\n\nNo test ran on an NPU."
 
 
 def _rows(document: Document) -> str:

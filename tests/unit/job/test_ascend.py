@@ -146,6 +146,23 @@ def test_what_a_policy_without_repairs_allows() -> None:
     check_environment({"HCCL_OP_RETRY_ENABLE": "L0:0,L1:1, L2:1"}, OUTER)
 
 
+@pytest.mark.parametrize(
+    ("given", "corrected"),
+    [
+        ("{UCE:1 TTP:1}", "{UCE:1, TTP:1}"),
+        ("{ UCE:1  TTP:1 HCCE:1 }", "{ UCE:1, TTP:1, HCCE:1 }"),
+        ("{UCE:1, TTP:1}", None),
+        ("{UCE : 1}", None),
+        ("", None),
+    ],
+)
+def test_a_switch_gets_its_missing_commas(given: str, corrected: str | None) -> None:
+    """The switch of a document of MindSpore works, and a correct one stays as it is."""
+    environment = {"MS_ENABLE_TFT": given}
+    assert ascend.with_commas(environment) is (corrected is not None)
+    assert environment == {"MS_ENABLE_TFT": given if corrected is None else corrected}
+
+
 @pytest.mark.process
 def test_ranks_load_torch_though_torch_npu_cannot(tmp_path: Path) -> None:
     """Without CANN, Rekindle disables the automatic import of torch-npu.
