@@ -8,6 +8,7 @@
     │   ├── UnansweredError
     │   │   └── SilentError
     │   ├── LeaseHeldError
+    │   ├── OtherVersionError
     │   ├── DevicesHeldError
     │   ├── JobFailedError
     │   ├── RecordLostError
@@ -94,6 +95,19 @@ class SilentError(UnansweredError):
 
 class LeaseHeldError(JobError):
     """Another process steers this job; only one process may steer a job."""
+
+
+class OtherVersionError(JobError):
+    """A job of another version of Rekindle, which this version cannot steer. The job continues."""
+
+    @classmethod
+    def of(cls, what: str, theirs: object, ours: object) -> "OtherVersionError":
+        """Return the error for processes with another wire version. what: the processes."""
+        return cls(
+            f"{what} has the wire version {theirs}, and this Rekindle has {ours}. The job "
+            "continues. Steer it with the Rekindle that started it; or stop it with `rekindle "
+            "stop`, and retry"
+        )
 
 
 class DevicesHeldError(JobError):

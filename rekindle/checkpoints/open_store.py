@@ -38,6 +38,9 @@ class Pointer(Protocol):
     def replace(self, data: bytes, old: bytes | None) -> bool:
         """Write the text if the present text is `old`. Otherwise return False without a change."""
 
+    def remove(self, old: bytes) -> bool:
+        """Remove the text if it is `old`. Otherwise return False without a change."""
+
 
 class FilePointer:
     """A pointer in a file. A reader sees the old or the new text, never a part of it."""
@@ -72,6 +75,15 @@ class FilePointer:
                 new.replace(self._path)
                 sync_directory(new.parent)
                 return True
+
+    def remove(self, old: bytes) -> bool:
+        """Remove the text if it is `old`. Otherwise return False without a change."""
+        with explained("remove", self._path), locked(self._path.parent):
+            if self.read() != old:
+                return False
+            self._path.unlink()
+            sync_directory(self._path.parent)
+            return True
 
 
 def open_store(location: str, environment: Mapping[str, str] = os.environ) -> CheckpointStore:

@@ -17,7 +17,7 @@ from typing import Final
 import msgspec
 
 from rekindle.checkpoints.checkpoint_path import key_of, name_of
-from rekindle.checkpoints.location import above, below
+from rekindle.checkpoints.location import S3Location, above, below, parse
 from rekindle.checkpoints.manifest import identity
 from rekindle.checkpoints.open_store import open_pointer, open_store
 from rekindle.checkpoints.store import Checkpoint
@@ -30,7 +30,10 @@ _REFERENCE = re.compile(r".+#xxh3_128:[0-9a-f]{32}")
 
 
 class Latest(msgspec.Struct, frozen=True, kw_only=True):
-    """The contents of the pointer. created: time of the checkpoint, in seconds since the epoch."""
+    """The contents of the pointer. created: time of the checkpoint, in seconds since the epoch.
+
+    replaced: the contents before, without their own `replaced`; None: there were none.
+    """
 
     reference: str
     location: str
@@ -38,12 +41,18 @@ class Latest(msgspec.Struct, frozen=True, kw_only=True):
     step: int
     created: float
     metrics: dict[str, float] = {}
+    replaced: Latest | None = None
+
+    def alone(self) -> Latest:
+        """Return the same without what it has replaced."""
+        return msgspec.structs.replace(self, replaced=None)
 
 
 def announce(latest: Latest, to: str, environment: Mapping[str, str] = os.environ) -> bool:
     """Make this the latest at the location `to`. Return False if the present one is newer.
 
-    The later `created` is newer, because a user may run an old flow run again.
+    The later `created` is newer, because a user may run an old flow run again. The pointer also has
+    what it replaces, so that `withdraw` can return it.
     Raises CheckpointError: the pointer cannot be read or written, or is damaged, or a metric is not
     finite.
     """
@@ -52,14 +61,35 @@ def announce(latest: Latest, to: str, environment: Mapping[str, str] = os.enviro
             f"Rekindle cannot publish a metric that is not finite: {latest.metrics}"
         )
     pointer = open_pointer(to, LATEST_FILE, environment)
-    data = msgspec.json.format(msgspec.json.encode(latest), indent=2)
     for _ in range(_TRIES):
         old = pointer.read()
-        if old is not None and _decode(old, pointer.location).created > latest.created:
+        present = None if old is None else _decode(old, pointer.location).alone()
+        if present is not None and present.created > latest.created:
             return False
-        if old == data or pointer.replace(data, old):
+        if present == latest:
+            return True
+        if pointer.replace(_encode(msgspec.structs.replace(latest, replaced=present)), old):
             return True
     raise CheckpointError(f"other processes replaced {pointer.location} during each try; try again")
+
+
+def withdraw(latest: Latest, to: str, environment: Mapping[str, str] = os.environ) -> bool:
+    """Return the pointer at `to` to what it had before `latest`. Return whether this was done.
+
+    It is not done if the pointer has something else by now. Raises CheckpointError as announce().
+    """
+    pointer = open_pointer(to, LATEST_FILE, environment)
+    old = pointer.read()
+    present = None if old is None else _decode(old, pointer.location)
+    if old is None or present is None or present.alone() != latest:
+        return False
+    if present.replaced is None:
+        return pointer.remove(old)
+    return pointer.replace(_encode(present.replaced), old)
+
+
+def _encode(latest: Latest) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(latest), indent=2)
 
 
 def _decode(data: bytes, location: str) -> Latest:
@@ -107,6 +137,16 @@ def publish(
         bytes=written.bytes,
         existed=written.existed,
     )
+
+
+def address(checkpoint: Checkpoint, to: str) -> str:
+    """Return where publish() puts a checkpoint, in the form that users see.
+
+    Raises UsageError: the location is not valid.
+    """
+    manifest = checkpoint.manifest
+    where = parse(below(below(to, manifest.job_id), name_of(*manifest.state)))
+    return where.url() if isinstance(where, S3Location) else str(where)
 
 
 def is_reference(text: str) -> bool:

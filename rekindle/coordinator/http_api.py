@@ -79,6 +79,7 @@ def job_view(machine: Machine, holder: str) -> JobView:
         holder=holder,
         metrics=machine.checkpoints.metrics,
         moves=machine.moves.views(),
+        wire=names.WIRE_VERSION,
     )
 
 

@@ -19,7 +19,14 @@ from urllib.parse import urlencode
 import msgspec
 
 from rekindle import names
-from rekindle.errors import JobError, LeaseHeldError, SilentError, UnansweredError, UsageError
+from rekindle.errors import (
+    JobError,
+    LeaseHeldError,
+    OtherVersionError,
+    SilentError,
+    UnansweredError,
+    UsageError,
+)
 from rekindle.job.spec import Endpoint, JobSpec, bearer
 from rekindle.profiling.switch import ProfilingOrder
 from rekindle.protocol.agent import Approval, Inject
@@ -290,9 +297,8 @@ class _Call(AbstractContextManager["_Call"]):
         try:
             return msgspec.json.decode(self.read(), type=kind)
         except msgspec.DecodeError as error:
-            raise JobError(
-                f"{self.where} does not have this version of Rekindle: {error}"
-            ) from error
+            what = f"{self.where} answers as another version of Rekindle does ({error}); it"
+            raise OtherVersionError.of(what, "of that version", names.WIRE_VERSION) from error
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -27,7 +27,7 @@ from rekindle.console import say
 from rekindle.engines.client import ANSWER_S, JobClient
 from rekindle.engines.devices import JobDevices
 from rekindle.engines.hosts import HostLog, SimulatedHosts
-from rekindle.errors import JobError, PortTakenError, UsageError
+from rekindle.errors import JobError, OtherVersionError, PortTakenError, UsageError
 from rekindle.job.journal_reader import events_in
 from rekindle.job.spec import Endpoint, JobDirectory, JobSpec, KeepsOff, home
 from rekindle.recovery.faults.classification import HealthEvent
@@ -159,6 +159,10 @@ class LocalEngine:
         dead = self.directory.endpoint()
         if dead is None:
             raise JobError(f"the job in {self.directory.path} has not been launched")
+        agents = ["-m", _AGENT, _DIRECTORY, str(self.directory.path)]
+        if dead.wire != names.WIRE_VERSION and any(_running(agents)):
+            what = f"job {self._job_id} has lost its coordinator, and each of its agents"
+            raise OtherVersionError.of(what, dead.wire, names.WIRE_VERSION)
         end_coordinators(self.directory.path)
         if self.coordinator is not None:
             self.coordinator.poll()  # a child that has ended stays until its parent asks for it
@@ -201,9 +205,12 @@ class LocalEngine:
             return None
         try:
             status = self.client(endpoint).status(limit_s=limit_s)
+        except OtherVersionError:
+            raise  # it lives
         except JobError:
             return None
-        return endpoint if status.job_id == self._job_id else None
+        found = msgspec.structs.replace(endpoint, wire=status.wire)
+        return found if status.job_id == self._job_id else None
 
     def history(self) -> list[AnyEvent]:
         """Read the journal, which the coordinator writes on this machine."""

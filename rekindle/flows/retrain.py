@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from prefect import flow
+from prefect.transactions import transaction
 
 from rekindle.blocks.forms import read
 from rekindle.blocks.job import TrainingJob
@@ -67,6 +68,7 @@ def retrain(job: TrainingJob, around: Retraining = Retraining()) -> RetrainResul
     directory = jobs.directory_of(job_id)
     with retraining.newest_checkpoint(directory, step=result.finished) as checkpoint:
         metrics = retraining.evaluate(around, job_id, checkpoint.location, folder)
-        published = retraining.publish(checkpoint, to, metrics, directory)
-    runs = retraining.tell_downstream(around.downstream, published.reference)
+        with transaction():  # if a deployment cannot start, the announcement is withdrawn
+            published = retraining.publish(checkpoint, to, metrics, directory)
+            runs = retraining.tell_downstream(around.downstream, published.reference)
     return RetrainResult(result, published.reference, published.step, metrics, runs)

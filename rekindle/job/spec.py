@@ -250,12 +250,13 @@ def job_directory(job_id: str, at: Path | None = None) -> Path:
 
 
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """The address, process and attempt of the job's coordinator."""
+    """The address, process and attempt of the job's coordinator. wire: its WIRE_VERSION."""
 
     host: str
     port: int
     pid: int
     attempt: int
+    wire: int = names.WIRE_VERSION
 
 
 class JobDirectory:

@@ -34,7 +34,11 @@ class MoveView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobView(msgspec.Struct, frozen=True, kw_only=True):
-    """The present state of the job. total: the steps that the script wants; 0: not known yet."""
+    """The present state of the job.
+
+    total: the steps that the script wants; 0: not known yet. wire: the WIRE_VERSION of the
+    coordinator; 0: an earlier one, without this field.
+    """
 
     job_id: str
     state: str
@@ -48,6 +52,7 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     holder: str
     metrics: dict[str, float]
     moves: list[MoveView] = []
+    wire: int = 0
 
 
 class Drain(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

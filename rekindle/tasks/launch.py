@@ -19,7 +19,7 @@ from rekindle import names
 from rekindle.blocks.job import TrainingJob
 from rekindle.blocks.job_fields import left_to_mindcluster
 from rekindle.engines.devices import visible_devices
-from rekindle.errors import DevicesHeldError, JobError
+from rekindle.errors import DevicesHeldError, JobError, OtherVersionError
 from rekindle.file_lock import locked
 from rekindle.job.spec import JobDirectory, replace_file
 from rekindle.recovery.journal import attempts
@@ -105,7 +105,8 @@ def launch(job: TrainingJob, job_id: str, pause: Callable[[float], None]) -> Lau
 
     Raises UsageError: the description is invalid. Raises OtherJobError: the job of this id has
     another description. Raises RecordLostError: it has succeeded, and its record is not here.
-    Raises JobError: an earlier attempt has ended, but its coordinator still runs.
+    Raises OtherVersionError: it lives, and another version of Rekindle has started it. Raises
+    JobError: an earlier attempt has ended, but its coordinator still runs.
     """
     refuse_lost(job_id, job)
     directory = jobs.directory_of(job_id)
@@ -175,6 +176,9 @@ def _launch_or_adopt(job: TrainingJob, directory: JobDirectory, job_id: str) -> 
         # It was stopped, and may still write the final checkpoint.
         _wait_until_gone(job_id, _EXIT_TIMEOUT_S + directory.spec().policy.dump_timeout_s)
     elif alive is not None and end is None:
+        if alive.wire != names.WIRE_VERSION:
+            what = f"the coordinator of job {job_id}"
+            raise OtherVersionError.of(what, alive.wire or "of an earlier one", names.WIRE_VERSION)
         return Launched(job_id, How.ADOPTED, alive.attempt)
     elif attempt and end is None:
         # The coordinator failed while no process steered the job. Its agents wait for another one.

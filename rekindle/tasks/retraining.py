@@ -20,14 +20,23 @@ from typing import IO, Any
 
 from prefect import get_run_logger, task
 from prefect.artifacts import create_link_artifact
+from prefect.assets import Asset, add_asset_metadata, materialize
 from prefect.cache_policies import NO_CACHE
 from prefect.deployments import run_deployment
-from pydantic import BaseModel, ConfigDict, Field
+from prefect.transactions import Transaction, get_transaction
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from rekindle import names
 from rekindle.checkpoints.directory import DirectoryCheckpoint, DirectoryStore
 from rekindle.checkpoints.open_store import open_store
-from rekindle.checkpoints.publishing import Latest, Published, announce
+from rekindle.checkpoints.publishing import (
+    LATEST_FILE,
+    Latest,
+    Published,
+    address,
+    announce,
+    withdraw,
+)
 from rekindle.checkpoints.publishing import publish as publish_checkpoint
 from rekindle.checkpoints.retention import Retention
 from rekindle.checkpoints.store import Checkpoint, reading
@@ -42,6 +51,7 @@ _MARK = "REKINDLE_COMMAND_LOCK"  # in the environment of a command and of its ch
 ENV_CHECKPOINT = "REKINDLE_CHECKPOINT"
 ENV_METRICS = "REKINDLE_METRICS"
 _METRICS_FILE = "metrics.json"
+_ANNOUNCED = "announced"  # the value of a transaction: what the pointer has from it
 _LAST_LINE = "the last line of the evaluation's stdout"
 _BLOCK_BYTES = 65_536  # that one read of a command's output returns at most
 
@@ -296,7 +306,7 @@ def newest_checkpoint(directory: JobDirectory, *, step: int) -> Iterator[Checkpo
     CheckpointError: there is no checkpoint.
     """
     spec = directory.spec()
-    store = open_store(spec.checkpoint_store, os.environ | spec.environment)
+    store = open_store(spec.checkpoint_store, _environment(directory))
     found = store.newest()
     if found.checkpoint is None:
         why = "; ".join(f"{each.location}: {each.reason}" for each in found.passed_over)
@@ -329,33 +339,85 @@ def _brought(checkpoint: Checkpoint, directory: JobDirectory) -> Checkpoint:
     return found
 
 
-@task(name="publish", cache_policy=NO_CACHE)
 def publish(
     checkpoint: Checkpoint, to: str, metrics: Mapping[str, float], directory: JobDirectory
 ) -> Published:
-    """Publish a checkpoint once, and announce it as the latest one, unless a newer one is there."""
-    environment = os.environ | directory.spec().environment
+    """Publish a checkpoint once, as an asset, and announce it unless a newer one is announced.
+
+    If a later step of the same transaction fails, the pointer gets its earlier contents again,
+    unless another process has changed it.
+    """
+    undo = functools.partial(_withdraw, to=to, directory=directory)
+    options: dict[str, Any] = {"name": "publish", "cache_policy": NO_CACHE, "on_rollback": [undo]}
+    where = address(checkpoint, to)
+    key = asset_key(where)
+    if not key:
+        get_run_logger().warning(
+            "Prefect accepts no asset with the key %s, so there is none", where
+        )
+    decorate = materialize(Asset(key=key), **options) if key else task(**options)
+    return decorate(_publish)(checkpoint, to, dict(metrics), directory, key)
+
+
+def asset_key(location: str) -> str:
+    """Return the key of the asset of a published checkpoint; empty: Prefect accepts none."""
+    key = location if "://" in location else f"file://{location}"
+    try:
+        return Asset(key=key).key
+    except ValidationError:
+        return ""
+
+
+def _publish(
+    checkpoint: Checkpoint,
+    to: str,
+    metrics: dict[str, float],
+    directory: JobDirectory,
+    key: str,
+) -> Published:
+    environment = _environment(directory)
     published = publish_checkpoint(checkpoint, to, environment)
     manifest = checkpoint.manifest
-    latest = Latest(
-        reference=published.reference,
-        location=published.location,
-        job_id=manifest.job_id,
-        step=manifest.step,
-        created=manifest.created,
-        metrics=dict(metrics),
-    )
-    announce(latest, to, environment)
     where = published.location
     create_link_artifact(
         link=where if "://" in where else Path(where).as_uri(),
         link_text=f"checkpoint of step {published.step}",
         key=f"{manifest.job_id}-published",
-        description=f"Published as {published.reference}; metrics: {dict(metrics) or 'none'}",
+        description=f"Published as {published.reference}; metrics: {metrics or 'none'}",
     )
+    latest = Latest(
+        reference=published.reference,
+        location=where,
+        job_id=manifest.job_id,
+        step=manifest.step,
+        created=manifest.created,
+        metrics=metrics,
+    )
+    if key:
+        facts = {"reference": latest.reference, "job_id": latest.job_id, "step": latest.step}
+        add_asset_metadata(key, {**facts, "metrics": metrics})
+    # Last, because Prefect rolls a task back only if it has succeeded.
+    if announce(latest, to, environment):
+        promotion = get_transaction()
+        assert promotion is not None  # that of the task
+        promotion.set(_ANNOUNCED, latest)
     word = "was already published" if published.existed else "is published"
     get_run_logger().info("Step %d %s: %s", published.step, word, published.reference)
     return published
+
+
+def _environment(directory: JobDirectory) -> dict[str, str]:
+    """Return an environment with the key of the job's store."""
+    return os.environ | directory.spec().environment
+
+
+def _withdraw(promotion: Transaction, *, to: str, directory: JobDirectory) -> None:
+    latest = promotion.get(_ANNOUNCED, None)
+    if latest is not None and withdraw(latest, to, _environment(directory)):
+        get_run_logger().warning(
+            "A step after the publication has failed; %s has its earlier contents again",
+            LATEST_FILE,
+        )
 
 
 @task(name="tell downstream", cache_policy=NO_CACHE)

@@ -60,6 +60,7 @@ from rekindle.supervised import reported_threads
 from rekindle.tasks import job_access as jobs
 from rekindle.tasks.prefect_api import Log
 from rekindle.tasks.prefect_api.approval_form import ApprovalQuestion
+from rekindle.tasks.prefect_api.client_metrics import METRICS, JobNumbers
 from rekindle.tasks.prefect_api.notifier import PrefectNotifier
 
 _MOST_RANKS = 16  # whose output an incident shows
@@ -103,6 +104,7 @@ def supervise(job_id: str, *, adopted: bool) -> Ended:
             see=supervisor.take,
             say=log.warning,
         )
+        closing.enter_context(METRICS.shows(job_id, supervisor.numbers))
         follower.learn(history)  # a signal may have killed the process that received these
         if endpoint is None:  # it failed just now
             endpoint = follower.next_coordinator()
@@ -159,6 +161,7 @@ class Supervisor:
     ) -> None:
         self.history: list[AnyEvent] = []
         self._incidents = IncidentFold()
+        self.numbers = JobNumbers(self._incidents)
         self._states = StateFold()
         self._job_id = job_id
         self._notices = notices
@@ -182,6 +185,7 @@ class Supervisor:
         """Act on a new event of the job."""
         if isinstance(event, Progress):
             self._progress = event
+            self.numbers.add(event)
             self._notices.progress(event)
             return
         if isinstance(event, Ended) and self._progress is not None:
@@ -224,6 +228,7 @@ class Supervisor:
             self._restart = event.restart
         self.history.append(event)
         self._states.add(event)
+        self.numbers.add(event)
         incident = self._incidents.add(event)
         if incident is not None:
             for step in incident_steps(event, incident):

@@ -276,8 +276,11 @@ class Served:
 
 
 @contextlib.contextmanager
-def serve(api: str, home: Path, name: str) -> Iterator[Served]:
-    """Serve the train flow, with jobs in `home`, until the context ends."""
+def serve(api: str, home: Path, name: str, package: Path | None = None) -> Iterator[Served]:
+    """Serve the train flow, with jobs in `home`, until the context ends.
+
+    package: the folder of another package `rekindle`, also for the processes of the jobs.
+    """
     env = {
         "PREFECT_API_URL": api,
         "PREFECT_HOME": str(home),
@@ -285,6 +288,9 @@ def serve(api: str, home: Path, name: str) -> Iterator[Served]:
         "REKINDLE_HOME": str(home),
     }
     command = [sys.executable, "-c", _SERVE, name]
+    if package is not None:
+        env["PYTHONPATH"] = str(package)
+        command = ["env", "--chdir", str(home), *command]
     with (
         SyncPrefectClient(api) as client,
         process(command, home / "serve.log", **env) as running,

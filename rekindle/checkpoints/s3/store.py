@@ -325,6 +325,16 @@ class S3Pointer:
                 return self.read() == data
             raise
 
+    def remove(self, old: bytes) -> bool:
+        """Remove the text if it is `old`. Otherwise return False without a change.
+
+        S3 has no condition for this: a text that another process writes at this moment is lost.
+        """
+        if self.read() != old:
+            return False
+        self._bucket.delete(self._key)
+        return True
+
     def _put(self, data: bytes, tag: str | None) -> bool:
         try:
             self._bucket.put(self._key, Slice([data]), new=tag is None, over=tag or "")

@@ -30,7 +30,14 @@ from rekindle.engines.kubernetes.placement.quarantine import Hosts
 from rekindle.engines.kubernetes.preflight.preflight import must_fit
 from rekindle.engines.kubernetes.watchers.job_watcher import HealthEventQueue, JobWatcher
 from rekindle.engines.kubernetes.watchers.node_watcher import LogAndNodeWatchers, load_tables
-from rekindle.errors import HopelessError, JobError, LeaseHeldError, SilentError, UsageError
+from rekindle.errors import (
+    HopelessError,
+    JobError,
+    LeaseHeldError,
+    OtherVersionError,
+    SilentError,
+    UsageError,
+)
 from rekindle.job.journal_reader import JournalCopy
 from rekindle.job.spec import Endpoint, JobDirectory, JobSpec, KeepsOff, home
 from rekindle.recovery.faults.classification import HealthEvent
@@ -130,9 +137,11 @@ class KubernetesEngine:
         """Return the address of the job's coordinator if it runs and answers within the limit."""
         try:
             view = self.client(self._endpoint(0)).status(limit_s=limit_s)
+        except OtherVersionError:
+            raise  # it lives
         except JobError:
             return None
-        endpoint = self._endpoint(view.attempt)
+        endpoint = msgspec.structs.replace(self._endpoint(view.attempt), wire=view.wire)
         self._directory.announce(endpoint)
         return endpoint if view.job_id == self._job_id else None
 

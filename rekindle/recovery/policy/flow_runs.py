@@ -18,6 +18,7 @@ from rekindle.errors import (
     JobFailedError,
     LeaseHeldError,
     OtherJobError,
+    OtherVersionError,
     RecordLostError,
     RejectedError,
     UsageError,
@@ -42,6 +43,7 @@ _FINAL = {
     LeaseHeldError.__name__: "another flow run or command steers the job",
     RecordLostError.__name__: "the job has succeeded, and its record is not here",
     OtherJobError.__name__: "the id belongs to another job",
+    OtherVersionError.__name__: "another version of Rekindle has started the job",
     RejectedError.__name__: "the trained model is not good enough",
     CheckpointError.__name__: "there is no usable checkpoint",
 }

@@ -34,7 +34,7 @@ from prefect.client.schemas.responses import SetStateStatus
 from prefect.client.schemas.sorting import FlowRunSort
 from prefect.exceptions import PrefectException
 
-from rekindle.errors import LeaseHeldError, OtherJobError, RecordLostError
+from rekindle.errors import LeaseHeldError, OtherJobError, OtherVersionError, RecordLostError
 from rekindle.tasks.prefect_api import Log
 
 AnyState: TypeAlias = "State[Any]"
@@ -57,7 +57,9 @@ _TRAINS = [
     StateType.COMPLETED,
 ]
 
-_REFUSALS = tuple(each.__name__ for each in (LeaseHeldError, OtherJobError, RecordLostError))
+_REFUSALS = tuple(
+    each.__name__ for each in (LeaseHeldError, OtherJobError, OtherVersionError, RecordLostError)
+)
 
 
 def is_suspended(state: AnyState) -> bool:
@@ -89,7 +91,7 @@ def demand(state: AnyState | None) -> str:
 
 
 def is_refused(state: AnyState) -> bool:
-    """Return whether the run has failed because its job belongs to another run, or has ended."""
+    """Return whether the run has failed because its job is not its own, or has ended."""
     return state.is_failed() and any(name in (state.message or "") for name in _REFUSALS)
 
 

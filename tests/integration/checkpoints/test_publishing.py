@@ -17,9 +17,11 @@ from rekindle.checkpoints.location import above, below
 from rekindle.checkpoints.publishing import (
     LATEST_FILE,
     Latest,
+    address,
     announce,
     publish,
     resolve,
+    withdraw,
 )
 from rekindle.checkpoints.store import Checkpoint, CheckpointFile
 from rekindle.errors import CheckpointError, CorruptError, UsageError
@@ -155,8 +157,42 @@ def test_the_latest_is_the_one_that_was_made_last(place: Place) -> None:
     assert not announce(latest(1.0), place.location)
     assert announce(latest(3.0, step=2), place.location)
     assert announce(latest(3.0, step=2), place.location)  # twice
-    assert latest_at(place.location) == latest(3.0, step=2)
+    found = latest_at(place.location)
+    assert found is not None
+    assert found.alone() == latest(3.0, step=2)
     assert [name for name in place.names() if name != LATEST_FILE] == []
+
+
+def test_a_withdrawn_pointer_has_its_earlier_contents(place: Place) -> None:
+    """A withdrawal returns what the pointer had before, or removes it; twice does nothing."""
+    announce(latest(1.0), place.location)
+    announce(latest(2.0, step=2), place.location)
+    announce(latest(2.0, step=2), place.location)  # a rerun
+    assert withdraw(latest(2.0, step=2), place.location)
+    assert latest_at(place.location) == latest(1.0)
+    assert not withdraw(latest(2.0, step=2), place.location)
+    assert withdraw(latest(1.0), place.location)
+    assert latest_at(place.location) is None
+    assert not withdraw(latest(1.0), place.location)
+
+
+def test_the_pointer_of_another_publisher_stays(place: Place) -> None:
+    """A withdrawal does nothing after another publisher, also if that one had the same step."""
+    announce(latest(1.0), place.location)
+    announce(latest(2.0), place.location)
+    announce(latest(3.0), place.location)
+    assert not withdraw(latest(2.0), place.location)
+    found = latest_at(place.location)
+    assert found is not None
+    assert found.alone() == latest(3.0)
+    assert found.replaced == latest(2.0)
+
+
+def test_the_address_is_known_before(place: Place, tmp_path: Path) -> None:
+    """`address` returns the location that a publication then has."""
+    source = written(tmp_path / "store")
+    where = address(source, place.location)
+    assert publish(source, place.location).location == where
 
 
 def test_a_damaged_pointer_is_told(place: Place) -> None:

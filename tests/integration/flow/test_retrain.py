@@ -17,8 +17,10 @@ from typing import Any
 from uuid import UUID
 
 import acts
+import httpx
 import pytest
 from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.actions import DeploymentUpdate
 from prefect.client.schemas.filters import FlowFilter, FlowFilterName
 from prefect.exceptions import ObjectNotFound
 from prefect.states import Crashed, Scheduled
@@ -147,6 +149,21 @@ class Night:
         self.run = nights.start(folder, at_least=limit, downstream=downstream)
         self.first: dict[str, Any] = {}
 
+    @contextlib.contextmanager
+    def downstream_refuses(self) -> Iterator[None]:
+        """Make the downstream deployment refuse a run without its other parameters."""
+        client, id_ = self.nights.client, self.nights.deployment("retrain/downstream")
+        client.update_deployment(id_, DeploymentUpdate(enforce_parameter_schema=True))
+        yield
+        client.update_deployment(id_, DeploymentUpdate(enforce_parameter_schema=False))
+
+    def assets(self, key: str) -> list[dict[str, Any]]:
+        """Return the events of an asset."""
+        body = {"filter": {"any_resource": {"id": [key]}, "event": {"prefix": ["prefect.asset"]}}}
+        url = f"{str(self.nights.client.api_url).rstrip('/')}/events/filter"
+        found: list[dict[str, Any]] = httpx.post(url, json=body).json()["events"]
+        return found
+
 
 def what_is_not_good_enough_is_not_published(night: Night) -> None:
     """Below the limit nothing is published; the flow run fails with that reason."""
@@ -156,9 +173,20 @@ def what_is_not_good_enough_is_not_published(night: Night) -> None:
     assert not (night.folder / "out").exists()
 
 
+def a_publication_that_nobody_can_use_is_undone(night: Night) -> None:
+    """If a downstream deployment refuses the reference, the pointer is as before: not there."""
+    (night.folder / "accuracy").write_text("0.96")
+    with night.downstream_refuses():
+        failed = night.run.states().count("Failed")
+        night.run.retry()
+        night.run.until_state("Failed", failed + 1)
+        night.run.until(lambda: night.run.state().is_final(), "no hook runs it again")
+        assert [*(night.folder / "out").glob("*/step-*")]
+        assert not (night.folder / "out" / "latest.json").exists()
+
+
 def a_night_publishes_one_checkpoint(night: Night) -> None:
     """A night prepares, trains, evaluates and publishes one checkpoint, with a link in the UI."""
-    (night.folder / "accuracy").write_text("0.96")
     night.run.retry()
     state = night.run.until_state("Completed")
     assert state.name == "Completed", state.message
@@ -170,6 +198,20 @@ def a_night_publishes_one_checkpoint(night: Night) -> None:
     assert found.path == path
     assert night.first["reference"].startswith(f"{path}#")
     assert str(night.run.artifact("published").data).endswith(f"({path.as_uri()})")
+
+
+def the_checkpoint_is_an_asset_of_its_run(night: Night) -> None:
+    """The key of the asset is the address of the copy, and its newest event names the flow run."""
+    succeeded = "prefect.asset.materialization.succeeded"
+    events = until(
+        lambda: night.assets(Path(night.first["location"]).as_uri()), "Prefect has the asset"
+    )
+    assert {event["event"] for event in events} == {succeeded}
+    event = max(events, key=lambda each: str(each["occurred"]))
+    related = {each["prefect.resource.id"] for each in event["related"]}
+    assert f"prefect.flow-run.{night.run.id}" in related
+    facts = {key: night.first[key] for key in ("reference", "job_id", "step", "metrics")}
+    assert event["payload"] == facts
 
 
 def a_rerun_does_nothing_twice(night: Night) -> None:
@@ -221,7 +263,9 @@ def a_night_whose_record_is_gone_is_refused(night: Night) -> None:
 
 ACTS = [
     what_is_not_good_enough_is_not_published,
+    a_publication_that_nobody_can_use_is_undone,
     a_night_publishes_one_checkpoint,
+    the_checkpoint_is_an_asset_of_its_run,
     a_rerun_does_nothing_twice,
     a_deployment_that_waits_for_the_checkpoint_is_run_once,
     a_flow_that_crashes_each_time_stays_crashed,
