@@ -31,6 +31,7 @@ ENV_FAILOVER_GRACE = "MA_FAILOVER_TERMINATION_GRACE_PERIOD_SECONDS"
 
 # The command line and the engine read these.
 ENV_HOME = "REKINDLE_HOME"  # folder of job directories; default ~/.rekindle
+ENV_DOCUMENTATION = "REKINDLE_DOCUMENTATION"  # address of the site that `make docs` builds
 ENV_LOG_FORMAT = "REKINDLE_LOG_FORMAT"  # form of lines (console.py); a process sets its children's
 ENV_METRICS_LISTEN = "REKINDLE_METRICS_LISTEN"  # address of the coordinator's metrics
 ENV_SECRET = "REKINDLE_SECRET"  # the job's secret; an agent takes it before the job directory's
