@@ -32,6 +32,19 @@ from rekindle.settings import CHOICES, declared
 
 _CONSTRAINTS = ("ge", "gt", "le", "lt", "pattern", "description", "title")
 _OF_PYDANTIC = re.compile(r"[\[(]")  # in the name of a validator, and in no name of a field
+# Options of a command in messages, and the fields of the form that stand for them.
+_OPTIONS = (
+    (re.compile(r"--framework (\w+)"), r"the framework \1"),
+    (re.compile(r"--no-python for a script that is any program"), "the field program"),
+    (re.compile(r"--no-python"), "program"),
+    (re.compile(r"--nnodes=(\d+), not with \d+:\d+"), r"nodes \1 and min_nodes 0"),
+    (re.compile(r"--job-id (\S+?);"), r"job_id \1;"),
+    (
+        re.compile(r"give --resume-from \S+ and another --checkpoint-dir, or none"),
+        "no form does it",
+    ),
+    (re.compile(r"--kubeconfig FILE and --context NAME"), "the variable KUBECONFIG of the worker"),
+)
 Filled = TypeVar("Filled", bound=BaseModel)
 
 
@@ -127,6 +140,13 @@ def _mistake(found: ErrorDetails, name: str) -> str:
         choices = found["ctx"]["expected"].replace(" or ", ", ").replace("'", "")
         return f"{field}: choose from {choices}"
     return f"{field}: {found['msg'].removeprefix('Value error, ')}"
+
+
+def of_form(text: str) -> str:
+    """Return a message with the names of a form's fields instead of a command's options."""
+    for option, field in _OPTIONS:
+        text = option.sub(field, text)
+    return text
 
 
 def setting(default: msgspec.Struct, description: str) -> Any:

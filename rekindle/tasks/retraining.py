@@ -289,14 +289,16 @@ def judge(
 
 
 @contextlib.contextmanager
-def newest_checkpoint(directory: JobDirectory, *, step: int) -> Iterator[Checkpoint]:
+def newest_checkpoint(
+    directory: JobDirectory, environment: Mapping[str, str], *, step: int
+) -> Iterator[Checkpoint]:
     """Yield the newest checkpoint of a job, verified and in a folder, protected against pruning.
 
-    step: the job's finished steps; the function logs a warning if the checkpoint is older. Raises
-    CheckpointError: there is no checkpoint.
+    environment: has the key of its store. step: the job's finished steps; the function logs a
+    warning if the checkpoint is older. Raises CheckpointError: there is no checkpoint.
     """
     spec = directory.spec()
-    store = open_store(spec.checkpoint_store, os.environ | spec.environment)
+    store = open_store(spec.checkpoint_store, os.environ | environment)
     found = store.newest()
     if found.checkpoint is None:
         why = "; ".join(f"{each.location}: {each.reason}" for each in found.passed_over)
@@ -331,10 +333,10 @@ def _brought(checkpoint: Checkpoint, directory: JobDirectory) -> Checkpoint:
 
 @task(name="publish", cache_policy=NO_CACHE)
 def publish(
-    checkpoint: Checkpoint, to: str, metrics: Mapping[str, float], directory: JobDirectory
+    checkpoint: Checkpoint, to: str, metrics: Mapping[str, float], environment: Mapping[str, str]
 ) -> Published:
     """Publish a checkpoint once, and announce it as the latest one, unless a newer one is there."""
-    environment = os.environ | directory.spec().environment
+    environment = os.environ | environment
     published = publish_checkpoint(checkpoint, to, environment)
     manifest = checkpoint.manifest
     latest = Latest(

@@ -10,10 +10,10 @@ from typing import Any
 
 import msgspec
 import pytest
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 from torch.distributed.run import get_args_parser
 
-from rekindle.blocks.forms import read
+from rekindle.blocks.forms import of_form, read
 from rekindle.blocks.job import FLOW_RUN_FIELDS, TrainingJob, fill_in_job_id
 from rekindle.blocks.job_fields import CheckpointDirectory
 from rekindle.checkpoints.retention import Retention
@@ -133,8 +133,12 @@ def test_every_field_is_explained() -> None:
 
 
 _LIMITS = {"enum", "minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum"}
-FORMS = ("blocks.job:TrainingJob", "tasks.retraining:Retraining") + tuple(
-    f"blocks.saved:Saved{kind}" for kind in ("Cluster", "Store", "Policy")
+FORMS = (
+    "blocks.job:TrainingJob",
+    "tasks.retraining:Retraining",
+    "blocks.saved:SavedCluster",
+    "blocks.saved:SavedStore",
+    "blocks.saved:SavedPolicy",
 )
 
 
@@ -208,6 +212,26 @@ def test_annotations_in_the_form_are_converted_as_those_of_a_file(
     file.write_text(json.dumps(document))
     job = TrainingJob(module="json", annotations=keys)
     assert job.to_spec("job").policy == read_policy(file)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        (
+            "or give --framework torch, or --no-python for a script that is any program",
+            "field prog",
+        ),
+        ("--no-python does not work with mindspore", "program does not"),
+        ("run the job with --nnodes=4, not with 2:4", "run the job with nodes 4 and min_nodes 0"),
+        ("to continue that job, give --job-id first; to begin", "give job_id first; to begin"),
+        ("give --resume-from s3://b/x and another --checkpoint-dir, or none", "no form does it"),
+        ("give --kubeconfig FILE and --context NAME", "the variable KUBECONFIG of the worker"),
+    ],
+)
+def test_a_message_names_fields_of_the_form(text: str, shown: str) -> None:
+    """A flow shows no option of a command."""
+    assert "--" not in of_form(text)
+    assert shown in of_form(text)
 
 
 def test_an_annotation_without_an_effect_is_named() -> None:
