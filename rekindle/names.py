@@ -31,6 +31,7 @@ ENV_FAILOVER_GRACE = "MA_FAILOVER_TERMINATION_GRACE_PERIOD_SECONDS"
 
 # The command line and the engine read these.
 ENV_HOME = "REKINDLE_HOME"  # folder of job directories; default ~/.rekindle
+ENV_DOCUMENTATION = "REKINDLE_DOCUMENTATION"  # address of the site that `make docs` builds
 ENV_LOG_FORMAT = "REKINDLE_LOG_FORMAT"  # form of lines (console.py); a process sets its children's
 ENV_METRICS_LISTEN = "REKINDLE_METRICS_LISTEN"  # address of the coordinator's metrics
 ENV_SECRET = "REKINDLE_SECRET"  # the job's secret; an agent takes it before the job directory's
@@ -52,6 +53,7 @@ PROFILING_SETTINGS = (ENV_PROFILING_CAP_MB, ENV_PROFILING_FILE_MB, ENV_PROFILING
 ENV_STORE_ACCESS_KEY_ID = "REKINDLE_STORE_ACCESS_KEY_ID"
 ENV_STORE_SECRET_ACCESS_KEY = "REKINDLE_STORE_SECRET_ACCESS_KEY"
 ENV_STORE_SESSION_TOKEN = "REKINDLE_STORE_SESSION_TOKEN"  # only for temporary credentials
+STORE_KEYS = (ENV_STORE_ACCESS_KEY_ID, ENV_STORE_SECRET_ACCESS_KEY, ENV_STORE_SESSION_TOKEN)
 
 OUR_THREADS = "rekindle-"  # begins the name of each thread of Rekindle
 

@@ -10,7 +10,7 @@ import enum
 import functools
 import re
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -19,17 +19,32 @@ from pydantic import (
     ConfigDict,
     Field,
     GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
     ValidationError,
     create_model,
 )
+from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails, core_schema
 
 from rekindle.errors import UsageError
+from rekindle.recovery.policy.policy import MOST
 from rekindle.settings import CHOICES, declared
 
 _CONSTRAINTS = ("ge", "gt", "le", "lt", "pattern", "description", "title")
-_CHOICES = re.compile(r"\^\(([a-z|-]+)\)\$")  # a pattern of _item()
 _OF_PYDANTIC = re.compile(r"[\[(]")  # in the name of a validator, and in no name of a field
+# Options of a command in messages, and the fields of the form that stand for them.
+_OPTIONS = (
+    (re.compile(r"--framework (\w+)"), r"the framework \1"),
+    (re.compile(r"--no-python for a script that is any program"), "the field program"),
+    (re.compile(r"--no-python"), "program"),
+    (re.compile(r"--nnodes=(\d+), not with \d+:\d+"), r"nodes \1 and min_nodes 0"),
+    (re.compile(r"--job-id (\S+?);"), r"job_id \1;"),
+    (
+        re.compile(r"give --resume-from \S+ and another --checkpoint-dir, or none"),
+        "no form does it",
+    ),
+    (re.compile(r"--kubeconfig FILE and --context NAME"), "the variable KUBECONFIG of the worker"),
+)
 Filled = TypeVar("Filled", bound=BaseModel)
 
 
@@ -64,6 +79,39 @@ class Form:
         )
 
 
+class BlockChoice:
+    """Makes a field of a form in which a person picks a block of this type.
+
+    The value is the name of the block, as in files, or the id of the block that was picked.
+    """
+
+    def __init__(self, slug: str) -> None:
+        self._slug = slug
+
+    def __get_pydantic_core_schema__(
+        self, source: type[str], handler: GetCoreSchemaHandler
+    ) -> core_schema.CoreSchema:
+        return core_schema.no_info_before_validator_function(_picked, handler.generate_schema(str))
+
+    def __get_pydantic_json_schema__(
+        self, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        picked = {"type": "object", "properties": {"$ref": {}}, "required": ["$ref"]}
+        return {"block_type_slug": self._slug, "anyOf": [{"type": "string"}, picked]}
+
+
+def _picked(value: object) -> object:
+    """Return the id of the block that a person has picked, or any other value unchanged."""
+    match value:
+        case {"$ref": {"block_document_id": id_}}:
+            return str(id_)
+        case None:
+            return ""
+        case Mapping():
+            raise ValueError("pick a block, or give its name")
+    return value
+
+
 def read(kind: type[Filled], value: object, name: str) -> Filled:
     """Return a form from the values that a person gives. name: of the parameter.
 
@@ -88,11 +136,17 @@ def _mistake(found: ErrorDetails, name: str) -> str:
         return f"{field}: there is no such field; remove it, or correct its name"
     if found["type"] == "missing":
         return f"{field}: give a value"
-    if found["type"] == "string_pattern_mismatch":
-        choices = _CHOICES.fullmatch(found["ctx"]["pattern"])
-        if choices:
-            return f"{field}: choose from {choices[1].replace('|', ', ')}"
+    if found["type"] == "literal_error":
+        choices = found["ctx"]["expected"].replace(" or ", ", ").replace("'", "")
+        return f"{field}: choose from {choices}"
     return f"{field}: {found['msg'].removeprefix('Value error, ')}"
+
+
+def of_form(text: str) -> str:
+    """Return a message with the names of a form's fields instead of a command's options."""
+    for option, field in _OPTIONS:
+        text = option.sub(field, text)
+    return text
 
 
 def setting(default: msgspec.Struct, description: str) -> Any:
@@ -143,6 +197,8 @@ def _fields(struct: type[msgspec.Struct]) -> dict[str, tuple[Any, Any]]:
 
 def _field(hint: Any, default: Any) -> Any:
     constraints = _constraints_of(declared(hint))
+    if allowed := _allowed(hint, constraints):
+        constraints["description"] = f"{constraints['description']} {allowed}"
     if _is_number(hint):
         constraints["allow_inf_nan"] = False
     if default is msgspec.NODEFAULT:
@@ -151,6 +207,30 @@ def _field(hint: Any, default: Any) -> Any:
         return Field(default=_plain(default), **constraints)
     extra = {"default": _plain(default)}
     return Field(default_factory=lambda: default, json_schema_extra=extra, **constraints)
+
+
+def _allowed(hint: Any, constraints: Mapping[str, Any]) -> str:
+    """Return the values that a field takes, in a sentence; empty: its description has them."""
+    kind = _type(hint)
+    item = get_args(kind)[0] if get_origin(kind) is list else kind
+    if get_origin(item) is Literal:
+        several = "any of " if item is not kind else ""
+        return f"Allowed: {several}{', '.join(str(each) or 'empty' for each in get_args(item))}."
+    for member in get_args(kind) if get_origin(kind) is Union else ():
+        if get_origin(member) is Annotated:
+            constraints = {**constraints, **_limits_of(get_args(member)[1])}
+    words = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}
+    limits = [
+        f"{word} {constraints[name]}"
+        for name, word in words.items()
+        if name in constraints and constraints[name] != MOST
+    ]
+    return f"Allowed: {' and '.join(limits)}." if limits else ""
+
+
+def _limits_of(field: FieldInfo) -> dict[str, Any]:
+    limits = ((name, getattr(one, name, None)) for one in field.metadata for name in _CONSTRAINTS)
+    return {name: value for name, value in limits if value is not None}
 
 
 def _constraints_of(meta: msgspec.Meta | None) -> dict[str, Any]:
@@ -190,10 +270,9 @@ def _of(hint: Any, choices: Any = None) -> Any:
 
 
 def _item(hint: Any, choices: Any) -> Any:
-    """Return the type of a list's item. A form can order texts, but not choices."""
+    """Return the type of a list's item. The order of a list is that of a person's choices."""
     if isinstance(hint, type) and issubclass(hint, enum.Enum):
-        pattern = "|".join(each.value for each in choices or hint)
-        return Annotated[str, Field(pattern=f"^({pattern})$")]
+        return Literal[tuple(each.value for each in choices or hint)]
     return _of(hint, choices)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import (
     BaseModel,
@@ -18,8 +18,9 @@ from pydantic import (
 )
 
 from rekindle import names
-from rekindle.blocks.forms import mistakes, setting
+from rekindle.blocks.forms import BlockChoice, mistakes, setting
 from rekindle.blocks.job_fields import (
+    Annotations,
     CheckpointDirectory,
     DeviceName,
     KubernetesPods,
@@ -30,6 +31,7 @@ from rekindle.blocks.job_fields import (
     RecoveryPolicy,
     Spares,
     policy_of_rekindle,
+    refuse_both,
 )
 from rekindle.checkpoints.location import absolute, below
 from rekindle.errors import UsageError
@@ -43,6 +45,7 @@ from rekindle.job.spec import (
     on_this_machine,
 )
 from rekindle.recovery.policy.policy import Policy
+from rekindle.recovery.policy.policy_file import policy_of_keys
 
 DEFAULT_NAME = "train"
 _OF_CLUSTER = ("nodes", "processes_per_node", "min_nodes", "spares")
@@ -97,7 +100,8 @@ class TrainingJob(BaseModel):
     )
     framework: Literal["torch", "mindspore"] = Field(
         default="torch",
-        description="Framework of the script. Install it where the ranks run.",
+        description="Framework of the script. Install it where the ranks run. Allowed: torch, "
+        "mindspore.",
     )
     nodes: Nodes = 1
     processes_per_node: ProcessesPerNode = 1
@@ -130,7 +134,7 @@ class TrainingJob(BaseModel):
         default=10,
         ge=0,
         description="Steps between two snapshots of the training state in memory; 0: none. If a "
-        "node is lost, the job repeats at most this many steps.",
+        "node is lost, the job repeats at most this many steps. Allowed: at least 0.",
     )
     allow_injection: bool = Field(
         default=False,
@@ -142,19 +146,22 @@ class TrainingJob(BaseModel):
         "begins, for example after the worker was down. A run that has launched its job, and one "
         "that a person retries, is not skipped.",
     )
-    saved_cluster: str = Field(
+    saved_cluster: Annotated[str, BlockChoice("rekindle-cluster")] = Field(
         default="",
-        description="Name of a block of type Rekindle Cluster, which replaces the numbers of "
+        title="Saved cluster",
+        description="A block of type Rekindle Cluster, which replaces the numbers of "
         "nodes, ranks and spares. Empty: none.",
     )
-    saved_store: str = Field(
+    saved_store: Annotated[str, BlockChoice("rekindle-checkpoint-store")] = Field(
         default="",
-        description="Name of a block of type Rekindle Checkpoint Store, which replaces the "
+        title="Saved store",
+        description="A block of type Rekindle Checkpoint Store, which replaces the "
         "checkpoint settings. Empty: none.",
     )
-    saved_policy: str = Field(
+    saved_policy: Annotated[str, BlockChoice("rekindle-policy")] = Field(
         default="",
-        description="Name of a block of type Rekindle Policy, which replaces the policy below. "
+        title="Saved policy",
+        description="A block of type Rekindle Policy, which replaces the policy below. "
         "Empty: none.",
     )
     fault_tables: str = Field(
@@ -165,6 +172,7 @@ class TrainingJob(BaseModel):
     policy: RecoveryPolicy = setting(
         Policy(), "The recovery policy: which strategies the job may use, and its limits."
     )
+    annotations: Annotations = {}
     node_check: NodeCheck = Field(
         default=NodeCheck(),
         description="Whether the job checks nodes before they train, and the limits of the check.",
@@ -179,6 +187,7 @@ class TrainingJob(BaseModel):
     # Not a field: a reader of the job, or of a flow run's parameters, must not see it.
     _credentials: dict[str, str] = PrivateAttr(default_factory=dict)
     _secret_variables: frozenset[str] = PrivateAttr(default=frozenset())
+    _notices: list[str] = PrivateAttr(default_factory=list)
 
     @field_validator("name")
     @classmethod
@@ -223,6 +232,13 @@ class TrainingJob(BaseModel):
         return self
 
     @model_validator(mode="after")
+    def _one_policy(self) -> TrainingJob:
+        if self.annotations and self.saved_policy:
+            raise ValueError("annotations and saved_policy exclude each other; give one of them")
+        refuse_both(self.annotations, self.policy)
+        return self
+
+    @model_validator(mode="after")
     def _devices_are_of_this_machine(self) -> TrainingJob:
         if self.devices is not None and self.kubernetes is not None:
             raise ValueError("leave devices out: in a cluster the scheduler gives them to the pods")
@@ -236,41 +252,51 @@ class TrainingJob(BaseModel):
         return EntryKind.SCRIPT if self.script else EntryKind.MODULE
 
     def filled_in(self) -> TrainingJob:
-        """Return the job with the values of its blocks.
+        """Return the job with the values of its blocks and annotations.
 
         Raises UsageError: a block does not exist, or its values do not fit the job.
         """
-        if not (self.saved_cluster or self.saved_store or self.saved_policy):
+        if not (self.saved_cluster or self.saved_store or self.saved_policy or self.annotations):
             return self
-        from rekindle.blocks import saved  # imports Prefect, which other jobs do not need
-
-        values: dict[str, object] = {}
+        values: dict[str, object] = {"annotations": {}}
         secret_variables: frozenset[str] = frozenset()
+        credentials: dict[str, str] = {}
+        notices: list[str] = []
+        if self.annotations:
+            values["policy"], notices = policy_of_keys(self.annotations)
+        if self.saved_cluster or self.saved_store or self.saved_policy:
+            from rekindle.blocks import saved  # imports Prefect, which other jobs do not need
         if self.saved_cluster:
             cluster = saved.load(saved.SavedCluster, self.saved_cluster)
             values |= {name: getattr(cluster, name) for name in _OF_CLUSTER}
             secret = cluster.environment.get_secret_value()
             values["environment"] = secret | self.environment
             secret_variables = frozenset(secret) - frozenset(self.environment)
-        credentials: dict[str, str] = {}
         if self.saved_store:
             store = saved.load(saved.SavedStore, self.saved_store)
-            values["checkpoint"], credentials = store.checkpoint, store.credentials()
+            values["checkpoint"], credentials = store.with_key()
             values["job_id"] = self.job_id or store.job_id
         if self.saved_policy:
-            values["policy"] = saved.load(saved.SavedPolicy, self.saved_policy).policy
+            policy = saved.load(saved.SavedPolicy, self.saved_policy)
+            values["policy"], notices = policy.to_policy()
         none = {"saved_cluster": "", "saved_store": "", "saved_policy": ""}
         try:
             job = TrainingJob.model_validate(self.model_dump() | none | values)
         except ValidationError as error:
             raise UsageError(f"the blocks do not fit the job: {mistakes(error)}") from None
         job._credentials, job._secret_variables = credentials, secret_variables
+        job._notices = notices
         return job
 
     @property
     def secret_variables(self) -> frozenset[str]:
         """Return the names of the variables whose values come from a block."""
         return self._secret_variables
+
+    @property
+    def notices(self) -> list[str]:
+        """Return sentences about annotations whose result surprises."""
+        return self._notices
 
     def to_spec(self, job_id: str) -> JobSpec:
         """Return the job's description for its engine, with absolute paths.

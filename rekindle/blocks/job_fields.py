@@ -2,44 +2,80 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from rekindle.blocks.forms import Form, field_of, setting
 from rekindle.checkpoints.retention import Retention
 from rekindle.engines.kubernetes.manifests.division import deciding
 from rekindle.engines.kubernetes.manifests.settings import KubernetesSettings
 from rekindle.engines.kubernetes.manifests.validation import check_words
+from rekindle.errors import UsageError
 from rekindle.recovery.node_check.evidence import NodeCheckLimits
 from rekindle.recovery.policy.interval import AUTO
 from rekindle.recovery.policy.policy import Policy
+from rekindle.recovery.policy.policy_file import policy_of_keys
 
 KubernetesPods = Annotated[KubernetesSettings, Form("Kubernetes", check_words)]
 RecoveryPolicy = Annotated[Policy, Form("Policy")]
-Nodes = Annotated[int, Field(ge=1, description="Number of nodes.")]
+Nodes = Annotated[int, Field(ge=1, description="Number of nodes. Allowed: at least 1.")]
 ProcessesPerNode = Annotated[
-    int, Field(ge=1, description="Ranks on each node, usually one per accelerator.")
+    int,
+    Field(
+        ge=1,
+        description="Ranks on each node, usually one per accelerator. Allowed: at least 1.",
+    ),
 ]
 MinNodes = Annotated[
     int,
     Field(
         ge=0,
         description="Fewest nodes with which training may continue after others are lost; 0: all "
-        "nodes are needed.",
+        "nodes are needed. Allowed: at least 0.",
     ),
 ]
 Spares = Annotated[
     int,
     Field(
         ge=0,
-        description="Spare nodes, each ready to replace a lost node immediately.",
+        description="Spare nodes, each ready to replace a lost node immediately. Allowed: at least "
+        "0.",
     ),
 ]
 
 DeviceName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
 
 Keep = Annotated[Retention, Form("Keep")]
+
+
+def _check_annotations(annotations: dict[str, str]) -> dict[str, str]:
+    if annotations:
+        try:
+            policy_of_keys(annotations)
+        except UsageError as error:
+            raise ValueError(str(error)) from error
+    return annotations
+
+
+Annotations = Annotated[
+    dict[str, str],
+    AfterValidator(_check_annotations),
+    Field(
+        title="Labels and annotations",
+        description="Labels and annotations of ModelArts or MindCluster, instead of the policy, "
+        'such as {"fault-tolerance/job-retry-num": "3"}, or {"process-recover-enable": "on", '
+        '"recover-strategy": "retry,recover"}. They are converted as by `rekindle run --policy`. '
+        "The key backoffLimit is that of runPolicy. Empty: the policy applies.",
+    ),
+]
+
+
+def refuse_both(annotations: Mapping[str, str], policy: Policy) -> None:
+    """Check that a person gives annotations or a policy. Raises ValueError."""
+    if annotations and policy != Policy():
+        raise ValueError("annotations and policy exclude each other; give one of them")
 
 
 def policy_of_rekindle(policy: Policy, pods: KubernetesSettings | None) -> Policy:
@@ -99,7 +135,7 @@ class CheckpointDirectory(BaseModel):
         default=0,
         ge=0,
         description="Steps between two checkpoints; 0: none. A new attempt of the job continues "
-        "from the newest valid one.",
+        "from the newest valid one. Allowed: at least 0.",
     )
     automatic: bool = Field(
         default=False,

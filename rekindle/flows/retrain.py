@@ -65,10 +65,12 @@ def retrain(job: TrainingJob, around: Retraining = Retraining()) -> RetrainResul
     retraining.prepare(around, job_id, folder)
     result = train_to_the_end(job, job_id)
     to = absolute(around.publish_to, folder)
+    # with the key of a block, which the description of an ended job has no longer
+    environment = job.filled_in().unchecked_spec(job_id).environment
     directory = jobs.directory_of(job_id)
-    with retraining.newest_checkpoint(directory, step=result.finished) as checkpoint:
+    with retraining.newest_checkpoint(directory, environment, step=result.finished) as checkpoint:
         metrics = retraining.evaluate(around, job_id, checkpoint.location, folder)
         with transaction():  # if a deployment cannot start, the announcement is withdrawn
-            published = retraining.publish(checkpoint, to, metrics, directory)
+            published = retraining.publish(checkpoint, to, metrics, environment)
             runs = retraining.tell_downstream(around.downstream, published.reference)
     return RetrainResult(result, published.reference, published.step, metrics, runs)

@@ -18,6 +18,7 @@ from rekindle.tasks.identity import note_result
 from rekindle.tasks.launch import How, launch, release
 from rekindle.tasks.report import (
     JobResult,
+    forget_keys,
     lost_result,
     record_result,
     report,
@@ -89,6 +90,7 @@ def train_to_the_end(job: TrainingJob, job_id: str) -> JobResult:
         note_result(job_id)
     if job.kubernetes is not None:
         release(job_id)
+    forget_keys(job_id)
     result.raise_if_failed()
     if lacks:
         raise JobFailedError(f"{lacks}. Correct the store and retry this run, which then writes it")

@@ -51,7 +51,7 @@ from rekindle.recovery.journal.journal import (
     Suspected,
 )
 from rekindle.recovery.journal.node_events import move_in_words
-from rekindle.words import listed, size
+from rekindle.words import known, listed, size
 
 _SOURCES = {
     "self": ("kept", ""),
@@ -238,10 +238,10 @@ def capital(text: str) -> str:
 
 
 def clock(at: float) -> str:
-    """Return a time of the day in UTC, to the millisecond; a dash for 0."""
+    """Return date and time to the millisecond, with the offset of UTC; a dash for 0."""
     if not at:
         return "-"
-    return datetime.fromtimestamp(at, tz=timezone.utc).strftime("%H:%M:%S.%f")[:-3]
+    return datetime.fromtimestamp(at, tz=timezone.utc).isoformat(" ", "milliseconds")
 
 
 def milliseconds(since: float, until: float) -> float | None:
@@ -255,7 +255,7 @@ def incident_row(incident: Incident) -> dict[str, str | int | float | None]:
     """Return the incident as a row of the incident table; times of its parts are milliseconds."""
     return {
         "incident": incident.number,
-        "detected (UTC)": clock(incident.detected),
+        "detected": clock(incident.detected),
         "fault": incident.cause.kind.value,
         "blamed": incident.cause.blamed(),
         "strategy": " > ".join(strategy.value for strategy in incident.strategies) or "-",
@@ -267,6 +267,19 @@ def incident_row(incident: Incident) -> dict[str, str | int | float | None]:
         "regroup ms": milliseconds(incident.decided, incident.regrouped),
         "restore ms": milliseconds(incident.regrouped, incident.restored),
         "first good step ms": milliseconds(incident.restored, incident.first_step),
+    }
+
+
+def short_row(incident: Incident) -> dict[str, str | int]:
+    """Return the incident as a row of a table in Prefect, which shows about 70 characters."""
+    took = milliseconds(incident.detected, incident.first_step)
+    return {
+        "#": incident.number,
+        "detected": clock(incident.detected)[5:19] + clock(incident.detected)[23:],
+        "fault": f"{incident.cause.kind.value}, {incident.cause.blamed().partition(' on ')[0]}",
+        "strategy": str(incident_row(incident)["strategy"]),
+        "took": "-" if took is None else f"{took / 1000:.2f} s",
+        "lost": known(incident.steps_lost),
     }
 
 

@@ -14,6 +14,7 @@ from rekindle.recovery.faults.stragglers import Examined, Slowed, SlowOver
 from rekindle.recovery.journal import attempts
 from rekindle.recovery.journal.journal import (
     FAILED,
+    STOPPED,
     AnyEvent,
     Checkpointed,
     CheckpointFailed,
@@ -27,8 +28,14 @@ from rekindle.recovery.journal.journal import (
     incidents,
 )
 from rekindle.recovery.node_check.verdicts import SICK, Health, NodeChecked
-from rekindle.reporting.event_text import capital, clock, milliseconds, outcome, sources_in_words
-from rekindle.words import known, listed
+from rekindle.reporting.event_text import (
+    capital,
+    milliseconds,
+    outcome,
+    short_row,
+    sources_in_words,
+)
+from rekindle.words import listed
 
 _Blamed = tuple[str, tuple[int, ...]]  # a host, and its ranks that a finding called slow
 
@@ -40,7 +47,8 @@ class Summary:
     `training_s` is wall_s less start-up, recovery and repeated steps. Goodput is its share of
     wall_s. `stepped` is False without a Session: then the steps are unknown, and goodput is None.
     `failure`: the fault that ended the job, if it failed. `left_out`: steps of checkpoints that
-    were left out.
+    were left out. `unsaved`: finished steps after the newest checkpoint, if the job has not
+    succeeded.
     """
 
     job_id: str
@@ -57,6 +65,7 @@ class Summary:
     repeating_s: float
     failure: Fault | None
     left_out: tuple[int, ...]
+    unsaved: int
 
     @property
     def training_s(self) -> float:
@@ -83,6 +92,8 @@ def summarize(job_id: str, history: list[AnyEvent]) -> Summary:
     past = [one for one in found if one.closed or one.detected < started]
     unknown = any(one.steps_lost is None for one in past)
     done = finished + lost
+    saved = newest_checkpoint(history)
+    ended_early = end is not None and end.outcome in (FAILED, STOPPED)
     moving = max(0.0, wall - starting - recovering)
     return Summary(
         job_id=job_id,
@@ -99,6 +110,7 @@ def summarize(job_id: str, history: list[AnyEvent]) -> Summary:
         repeating_s=moving * lost / done if done else 0.0,
         failure=_failure(end, found),
         left_out=tuple(e.step for e in history if isinstance(e, CheckpointLeftOut)),
+        unsaved=max(0, finished - (saved.step if saved else 0)) if ended_early else 0,
     )
 
 
@@ -178,6 +190,12 @@ def markdown_report(summary: Summary, *, resumed: str, logs: str, checkpoint: st
         else "The job finished no step inside a Session, so the report has no goodput.",
         _incidents(summary.incidents),
     ]
+    if summary.unsaved:
+        steps = "1 step" if summary.unsaved == 1 else f"{summary.unsaved} steps"
+        parts.append(
+            f"The end of the job lost {steps}, which no checkpoint has. Another attempt repeats "
+            "them."
+        )
     if summary.left_out:
         parts.append(_left_out(summary.left_out))
     if summary.attempts > 1:
@@ -219,25 +237,16 @@ def _incidents(found: list[Incident]) -> str:
     lines = [
         "## Incidents",
         "",
-        "| # | detected (UTC) | fault | strategy | regrouped | restored | first good step | "
-        "steps lost | state |",
-        "|---:|---|---|---|---:|---:|---:|---:|---|",
+        "| # | detected | fault | strategy | took | steps lost |",
+        "|---:|---|---|---|---:|---:|",
     ]
     for one in found:
-        cells = (
-            str(one.number),
-            clock(one.detected),
-            f"{one.cause.kind.value}, {one.cause.blamed()}",
-            " > ".join(strategy.value for strategy in one.strategies) or "-",
-            _ms(one.detected, one.regrouped),
-            _ms(one.detected, one.restored),
-            _ms(one.detected, one.first_step),
-            known(one.steps_lost),
-            sources_in_words(one.sources) or "-",
-        )
-        lines.append(f"| {' | '.join(cells)} |")
-    lines += ["", "All times start at the moment of detection.", ""]
-    lines += [f"{one.number}. {capital(one.reason)}." for one in found if one.reason]
+        lines.append(f"| {' | '.join(str(cell) for cell in short_row(one).values())} |")
+    lines.append("")
+    for one in found:
+        sources = sources_in_words(one.sources)
+        told = (one.reason, sources and f"state: {sources}", _moments(one))
+        lines.append(f"{one.number}. " + " ".join(f"{capital(each)}." for each in told if each))
     return "\n".join(lines)
 
 
@@ -249,9 +258,15 @@ def _markdown_failure(fault: Fault) -> str:
     return f"{text}\n\n```text\n{fault.traceback.rstrip()}\n```"
 
 
-def _ms(since: float, until: float) -> str:
-    value = milliseconds(since, until)
-    return "-" if value is None else f"{value:.0f} ms"
+def _moments(one: Incident) -> str:
+    """Return how long after its detection each part of a recovery was complete."""
+    parts = (("regrouped", one.regrouped), ("state restored", one.restored))
+    found = [
+        f"{name} after {value:.0f} ms"
+        for name, until in parts
+        if (value := milliseconds(one.detected, until)) is not None
+    ]
+    return ", ".join(found)
 
 
 class Precision(msgspec.Struct, frozen=True):

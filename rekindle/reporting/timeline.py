@@ -36,6 +36,7 @@ _PART_COLOURS = ("#b0b0b0", "#e6a817", "#d1495b", "#2e86ab", "#4f9d69")
 _GENERATION_COLOURS = ("#9ecae1", "#3182bd", "#a1d99b", "#31a354", "#bcbddc", "#756bb1")
 MOST_RANKS = 32
 _MOST_INCIDENTS = 12
+_WIDTH = 8.0  # inches; Prefect shows the picture in about 600 pixels
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +82,8 @@ def legend_below(axes: Axes, handles: Sequence[Handle], *, inches: float) -> Non
     offset = ScaledTranslation(0, -inches, figure.dpi_scale_trans)
     axes.legend(
         handles=handles,
-        fontsize=8,
-        ncols=len(handles),
+        fontsize=9,
+        ncols=min(len(handles), 5),
         loc="upper center",
         bbox_to_anchor=(0.5, 0.0),
         bbox_transform=axes.transAxes + offset,
@@ -123,7 +124,7 @@ def draw_ranks(axes: Axes, run: Run) -> None:
     axes.set_yticks(range(len(ranks)), [f"node {r // run.per_node} · rank {r}" for r in ranks])
     axes.invert_yaxis()
     axes.set_xlim(0, max(run.end - run.begin, 0.001))
-    axes.tick_params(labelsize=8)
+    axes.tick_params(labelsize=9)
     handles: list[Handle] = [
         Patch(color=colour_of(_GENERATION_COLOURS, generation), label=f"generation {generation}")
         for generation in generations[-len(_GENERATION_COLOURS) :]
@@ -153,14 +154,14 @@ def draw_incidents(axes: Axes, shown: Sequence[Incident]) -> None:
         state = f"{left:.0f} ms" if incident.closed else f"{left:.0f} ms, not recovered"
         steps = incident.steps_lost
         lost = "steps lost unknown" if steps is None else f"{steps} steps lost"
-        axes.text(left, row, f"  {state}, {lost}", va="center", fontsize=8)
+        axes.text(left, row, f"  {state}, {lost}", va="center", fontsize=9)
     labels = [f"#{i.number} {i.cause.blamed()}\n{_strategy(i)}" for i in shown]
     axes.set_yticks(range(len(shown)), labels)
     axes.invert_yaxis()
     axes.margins(x=0.18)
     axes.set_xlim(left=0)
     axes.set_xlabel("milliseconds from the fault to the first good step of all ranks")
-    axes.tick_params(labelsize=8)
+    axes.tick_params(labelsize=9)
     handles: list[Handle] = [
         Patch(color=c, label=p) for p, c in zip(PARTS, _PART_COLOURS, strict=True)
     ]
@@ -211,7 +212,7 @@ def draw(
     shown = run.found[-_MOST_INCIDENTS:]
     heights = [3.6, 0.32 * rows + 0.5, 0.42 * len(shown) + 0.5]
     kept = [height for height, there in zip(heights, (True, rows, shown), strict=True) if there]
-    figure = Figure(figsize=(12, sum(kept) + 0.75 * len(kept)), layout="constrained")
+    figure = Figure(figsize=(_WIDTH, sum(kept) + 0.95 * len(kept)), layout="constrained")
     figure.suptitle(run.title, fontsize=11)
     axes = iter(figure.subplots(len(kept), 1, height_ratios=kept, squeeze=False)[:, 0])
     _draw_steps(next(axes), run, marks)
@@ -219,7 +220,7 @@ def draw(
         draw_ranks(next(axes), run)
     if shown:
         draw_incidents(next(axes), shown)
-    figure.savefig(path, dpi=110)
+    figure.savefig(path, dpi=165)
 
 
 def _draw_steps(axes: Axes, run: Run, marks: Sequence[Mark]) -> None:
@@ -282,7 +283,7 @@ def _draw_mark(axes: Axes, mark: Mark, run: Run) -> None:
         0.03 if late else 0.97,
         f"{mark.label} ",
         rotation=90,
-        fontsize=8,
+        fontsize=9,
         ha="right",
         va="bottom" if late else "top",
         transform=axes.get_xaxis_transform(),
@@ -298,7 +299,7 @@ def _draw_span(axes: Axes, incident: Incident, run: Run) -> None:
         since,
         1.01,
         f"#{incident.number}",
-        fontsize=8,
+        fontsize=9,
         ha="center",
         va="bottom",
         color=FAULT_COLOUR,

@@ -20,7 +20,7 @@ from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
 from prefect.states import Completed, Failed, Running
 
-from rekindle.blocks.forms import read
+from rekindle.blocks.forms import of_form, read
 from rekindle.blocks.job import TrainingJob
 from rekindle.errors import CheckpointError, JobError, RecordLostError, UsageError
 from rekindle.recovery.journal import attempts
@@ -152,4 +152,4 @@ def _own() -> UUID:
 
 
 def _in_one_line(error: Exception) -> str:
-    return " ".join(str(error).split())
+    return of_form(" ".join(str(error).split()))

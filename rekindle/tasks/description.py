@@ -33,9 +33,7 @@ _NOT_IN_FORM = "a job of a flow does not set it"
 # Variables that no result depends on: keys that people rotate, the reaction to faults, limits of
 # records, log levels.
 _KEYS = (
-    names.ENV_STORE_ACCESS_KEY_ID,
-    names.ENV_STORE_SECRET_ACCESS_KEY,
-    names.ENV_STORE_SESSION_TOKEN,
+    *names.STORE_KEYS,
     names.ENV_FAILOVER_GRACE,
     *names.PROFILING_SETTINGS,
 )
@@ -222,6 +220,7 @@ FORM: dict[str, tuple[str, ...]] = {
     "devices": (),
     "only_newest": (),
     "policy": ("policy",),
+    "annotations": ("policy",),
     "node_check": ("network_check", "exclude_straggler", "node_check"),
     "kubernetes": tuple(name for name in TABLE if name.startswith("kubernetes.")),
 }

@@ -53,6 +53,7 @@ def checks_of_job(job: TrainingJob, job_id: str, store: str) -> Iterator[Check]:
     In a cluster only the pods see the script, the devices and the store.
     """
     spec = job.unchecked_spec(job_id)
+    yield Check("job.annotations", lambda: "; ".join(job.notices))
     if job.kubernetes is not None:
         from rekindle.engines.kubernetes.engine import check_cluster  # imports the client
 

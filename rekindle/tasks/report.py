@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
+import msgspec
 from prefect import get_run_logger, runtime, task
 from prefect.artifacts import create_table_artifact
 from prefect.cache_policies import NO_CACHE
@@ -24,15 +25,17 @@ from prefect.client.schemas.sorting import ArtifactSort
 from prefect.logging.loggers import flow_run_logger
 
 from rekindle import names
+from rekindle.blocks.forms import of_form
 from rekindle.blocks.job import TrainingJob
 from rekindle.checkpoints.location import below
 from rekindle.errors import JobFailedError, OtherJobError, RecordLostError
-from rekindle.job.spec import JobDirectory
+from rekindle.file_lock import locked
+from rekindle.job.spec import JobDirectory, replace_file
 from rekindle.recovery.journal import attempts
-from rekindle.recovery.journal.journal import SUCCEEDED, AnyEvent, NodeChecked
+from rekindle.recovery.journal.journal import RESCHEDULED, SUCCEEDED, AnyEvent, NodeChecked
 from rekindle.recovery.node_check.evidence import Measurement
 from rekindle.recovery.node_check.verdicts import SICK
-from rekindle.reporting.event_text import incident_row, outcome, resumed_text
+from rekindle.reporting.event_text import incident_row, outcome, resumed_text, short_row
 from rekindle.reporting.step_records import sample_records
 from rekindle.reporting.summary import (
     last_failure,
@@ -105,7 +108,8 @@ class JobResult:
         """Raise JobFailedError unless the job has succeeded. The flow run fails with it."""
         if self.outcome != SUCCEEDED:
             raise JobFailedError(
-                f"job {self.job_id} {outcome(self.outcome, self.finished)}: {self.reason}; "
+                f"job {self.job_id} {outcome(self.outcome, self.finished)}: "
+                f"{of_form(self.reason)}; "
                 f"see its report: {self.report}"
             )
 
@@ -152,6 +156,7 @@ def _report_stopped(job_id: str, flow_run_id: UUID) -> None:
             log.warning("Job %s did not end within %g s; it has no report", job_id, limit_s)
         elif attempts.end_of(history) is not None and attempts.number(history) == attempt:
             _write(client, job_id, flow_run_id, history, log)
+            forget_keys(job_id)
 
 
 def _write(
@@ -186,7 +191,8 @@ def _write(
         )
 
     if rows:
-        show("table", "incidents", json.dumps(rows), f"Incidents of job {job_id}")
+        short = [short_row(incident) for incident in summary.incidents]
+        show("table", "incidents", json.dumps(short), f"Incidents of job {job_id}")
     end = outcome(summary.outcome, summary.finished)
     shown = f"{text}\n![Timeline](data:image/png;base64,{encoded})\n"
     show("markdown", "report", shown, f"Job {job_id} {end}")
@@ -203,6 +209,27 @@ def _write(
         report=str(directory.path / names.REPORT_FILE),
         timeline=str(picture),
     )
+
+
+def forget_keys(job_id: str) -> None:
+    """Remove the keys of the store from the description of a job that has ended.
+
+    The next attempt gets them from the block again.
+    """
+    if not jobs.exists(job_id):
+        return
+    directory = jobs.directory_of(job_id)
+    with locked(directory.path / names.LAUNCH_LOCK_FILE):
+        end = attempts.end_of(jobs.history_of(job_id))
+        if end is None or end.outcome == RESCHEDULED:
+            return
+        spec = directory.spec()
+        kept = {
+            name: value for name, value in spec.environment.items() if name not in names.STORE_KEYS
+        }
+        if len(kept) < len(spec.environment):
+            spec = msgspec.structs.replace(spec, environment=kept)
+            replace_file(directory.path / names.SPEC_FILE, msgspec.json.encode(spec))
 
 
 def where_is_newest(directory: JobDirectory, history: list[AnyEvent]) -> str:

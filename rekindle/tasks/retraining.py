@@ -299,14 +299,16 @@ def judge(
 
 
 @contextlib.contextmanager
-def newest_checkpoint(directory: JobDirectory, *, step: int) -> Iterator[Checkpoint]:
+def newest_checkpoint(
+    directory: JobDirectory, environment: Mapping[str, str], *, step: int
+) -> Iterator[Checkpoint]:
     """Yield the newest checkpoint of a job, verified and in a folder, protected against pruning.
 
-    step: the job's finished steps; the function logs a warning if the checkpoint is older. Raises
-    CheckpointError: there is no checkpoint.
+    environment: has the key of its store. step: the job's finished steps; the function logs a
+    warning if the checkpoint is older. Raises CheckpointError: there is no checkpoint.
     """
     spec = directory.spec()
-    store = open_store(spec.checkpoint_store, _environment(directory))
+    store = open_store(spec.checkpoint_store, os.environ | environment)
     found = store.newest()
     if found.checkpoint is None:
         why = "; ".join(f"{each.location}: {each.reason}" for each in found.passed_over)
@@ -340,14 +342,14 @@ def _brought(checkpoint: Checkpoint, directory: JobDirectory) -> Checkpoint:
 
 
 def publish(
-    checkpoint: Checkpoint, to: str, metrics: Mapping[str, float], directory: JobDirectory
+    checkpoint: Checkpoint, to: str, metrics: Mapping[str, float], environment: Mapping[str, str]
 ) -> Published:
     """Publish a checkpoint once, as an asset, and announce it unless a newer one is announced.
 
     If a later step of the same transaction fails, the pointer gets its earlier contents again,
     unless another process has changed it.
     """
-    undo = functools.partial(_withdraw, to=to, directory=directory)
+    undo = functools.partial(_withdraw, to=to, environment=environment)
     options: dict[str, Any] = {"name": "publish", "cache_policy": NO_CACHE, "on_rollback": [undo]}
     where = address(checkpoint, to)
     key = asset_key(where)
@@ -356,7 +358,7 @@ def publish(
             "Prefect accepts no asset with the key %s, so there is none", where
         )
     decorate = materialize(Asset(key=key), **options) if key else task(**options)
-    return decorate(_publish)(checkpoint, to, dict(metrics), directory, key)
+    return decorate(_publish)(checkpoint, to, dict(metrics), environment, key)
 
 
 def asset_key(location: str) -> str:
@@ -372,10 +374,10 @@ def _publish(
     checkpoint: Checkpoint,
     to: str,
     metrics: dict[str, float],
-    directory: JobDirectory,
+    environment: Mapping[str, str],
     key: str,
 ) -> Published:
-    environment = _environment(directory)
+    environment = os.environ | environment
     published = publish_checkpoint(checkpoint, to, environment)
     manifest = checkpoint.manifest
     where = published.location
@@ -406,14 +408,9 @@ def _publish(
     return published
 
 
-def _environment(directory: JobDirectory) -> dict[str, str]:
-    """Return an environment with the key of the job's store."""
-    return os.environ | directory.spec().environment
-
-
-def _withdraw(promotion: Transaction, *, to: str, directory: JobDirectory) -> None:
+def _withdraw(promotion: Transaction, *, to: str, environment: Mapping[str, str]) -> None:
     latest = promotion.get(_ANNOUNCED, None)
-    if latest is not None and withdraw(latest, to, _environment(directory)):
+    if latest is not None and withdraw(latest, to, os.environ | environment):
         get_run_logger().warning(
             "A step after the publication has failed; %s has its earlier contents again",
             LATEST_FILE,

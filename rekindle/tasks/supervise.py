@@ -10,7 +10,6 @@ import contextlib
 import logging
 import os
 import socket
-import threading
 from pathlib import Path
 from uuid import UUID
 
@@ -58,13 +57,12 @@ from rekindle.reporting.event_text import (
 from rekindle.reporting.run_state import AWAITING_APPROVAL, RUNNING, StateFold
 from rekindle.supervised import reported_threads
 from rekindle.tasks import job_access as jobs
+from rekindle.tasks.output import Output
 from rekindle.tasks.prefect_api import Log
 from rekindle.tasks.prefect_api.approval_form import ApprovalQuestion
 from rekindle.tasks.prefect_api.client_metrics import METRICS, JobNumbers
 from rekindle.tasks.prefect_api.notifier import PrefectNotifier
 
-_MOST_RANKS = 16  # whose output an incident shows
-_LINES, _TAIL_BYTES = 5, 4_096  # of each log file
 _STEPS: dict[type[AnyEvent], tuple[str, ...]] = {
     Answered: ("answered",),
     Isolated: ("isolated",),
@@ -90,13 +88,15 @@ def supervise(job_id: str, *, adopted: bool) -> Ended:
     history = engine.history()  # read last: it has the end of a job whose coordinator has exited
     if endpoint is None and attempts.end_of(history) is not None:
         return _end(history, job_id)
-    folder = jobs.directory_of(job_id).path
+    directory = jobs.directory_of(job_id)
+    logs = Path(directory.spec().log_directory)
     with (
-        reported_threads(folder, "flow", log.error),
+        reported_threads(directory.path, "flow", log.error),
         _notices(job_id) as notices,
+        Output(directory.path, logs, _restarts(history), log, adopted=adopted) as output,
         contextlib.ExitStack() as closing,
     ):
-        supervisor = Supervisor(job_id, history, notices=notices, log=log)
+        supervisor = Supervisor(job_id, history, notices=notices, output=output, log=log)
         closing.callback(supervisor.close)
         follower = JobFollower(
             engine,
@@ -118,6 +118,14 @@ def supervise(job_id: str, *, adopted: bool) -> Ended:
 
         follower.follow(endpoint, history[-1].seq if history else 0, held)
     return _end(engine.history(), job_id)
+
+
+def _restarts(history: list[AnyEvent]) -> int:
+    """Return the number of restarts of all ranks so far, which is that of their log folder."""
+    numbers = [
+        event.restart for event in attempts.newest(history) if isinstance(event, RanksStarted)
+    ]
+    return numbers[-1] if numbers else 0
 
 
 def _flow_run_count() -> int:
@@ -157,7 +165,13 @@ class Supervisor:
     """
 
     def __init__(
-        self, job_id: str, history: list[AnyEvent], *, notices: PrefectNotifier, log: Log
+        self,
+        job_id: str,
+        history: list[AnyEvent],
+        *,
+        notices: PrefectNotifier,
+        output: Output,
+        log: Log,
     ) -> None:
         self.history: list[AnyEvent] = []
         self._incidents = IncidentFold()
@@ -165,12 +179,12 @@ class Supervisor:
         self._states = StateFold()
         self._job_id = job_id
         self._notices = notices
+        self._output = output
         self._log = log
         self._state = RUNNING
         self._question: ApprovalQuestion | None = None
         self._progress: Progress | None = None
         self._formed = False  # in this process
-        self._restart = 0  # restarts of all ranks; the number of their log folder
         self._restore: PrefectFuture[str] | None = None
         for event in history:
             self._remember(event)
@@ -202,30 +216,15 @@ class Supervisor:
                 self._restore = restore.submit([*self.history])
 
     def _show_output(self, event: FaultSeen) -> None:
-        """Log the last output of a lost agent, and of all ranks when an incident begins.
-
-        The log has only files of this machine. A thread reads them, because a file system may hang.
-        """
-        directory, fault = jobs.directory_of(self._job_id), event.fault
-        files: dict[str, Path] = {}
-        if fault.rank < 0 <= fault.node:
-            files[f"agent {fault.node}"] = directory.path / f"agent-{fault.node}.log"
-        if len(self._incidents.by_number[event.incident].faults) == 1:
-            logs = Path(directory.spec().log_directory, f"attempt_{self._restart}")
-            files |= {
-                f"rank {rank}": logs / str(rank) / "stderr.log" for rank in range(_MOST_RANKS)
-            }
-
-        def show() -> None:
-            for name, file in files.items():
-                if lines := last_lines(file):
-                    self._log.warning("The last output of %s:\n%s", name, lines)
-
-        threading.Thread(target=show, name="rekindle-output", daemon=True).start()
+        """Log the last output of a lost agent, and of all ranks when an incident begins."""
+        fault = event.fault
+        begins = len(self._incidents.by_number[event.incident].faults) == 1
+        agent = fault.node if fault.rank < 0 <= fault.node else None
+        self._output.show(agent=agent, ranks=begins)
 
     def _remember(self, event: AnyEvent) -> None:
         if isinstance(event, RanksStarted):
-            self._restart = event.restart
+            self._output.restarted(event.restart)
         self.history.append(event)
         self._states.add(event)
         self.numbers.add(event)
@@ -244,6 +243,7 @@ class Supervisor:
         self._close_question()
         if name == AWAITING_APPROVAL:
             self._question = self._ask()
+            message = self._question.text()
         self._notices.state(name, message, self._question)
 
     def _ask(self) -> ApprovalQuestion:
@@ -259,17 +259,6 @@ class Supervisor:
         if self._question is not None:
             self._question.close()
             self._question = None
-
-
-def last_lines(file: Path) -> str:
-    """Return the last lines of a file; empty: it has none, or this machine does not have it."""
-    try:
-        with file.open("rb") as open_file:
-            open_file.seek(max(0, os.fstat(open_file.fileno()).st_size - _TAIL_BYTES))
-            text = open_file.read().decode(errors="replace")
-    except OSError:
-        return ""
-    return "\n".join(text.splitlines()[-_LINES:])
 
 
 def incident_steps(event: AnyEvent, incident: Incident) -> tuple[str, ...]:

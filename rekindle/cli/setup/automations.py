@@ -153,7 +153,8 @@ def tell_of_incidents(block: UUID) -> AutomationCore:
             SendNotification(
                 block_document_id=block,
                 subject="Incident of {{ event.resource.id }}",
-                body="{{ event.payload.message }}",
+                body="{{ event.payload.message }}\n\nFlow run {{ flow_run.name }}: "
+                "{{ flow_run|ui_url }}",
             )
         ],
     )

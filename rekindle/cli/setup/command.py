@@ -25,6 +25,7 @@ from rekindle.blocks.saved import SavedCluster, SavedPolicy, SavedStore
 from rekindle.checkpoints.retention import Retention
 from rekindle.cli.setup import automations
 from rekindle.cli.setup.deployments_file import (
+    ROOT,
     SHIPPED,
     DeploymentsFile,
     read_deployments,
@@ -152,7 +153,7 @@ def _parts(client: SyncPrefectClient, options: argparse.Namespace) -> Iterator[P
     """Return the objects in the order in which they need each other."""
     path = Path(options.file) if options.file else SHIPPED
     root = str(Path(options.root).absolute())
-    file = read_deployments(path, {**os.environ, "REKINDLE_ROOT": root})
+    file = read_deployments(path, {**os.environ, "REKINDLE_ROOT": root, ROOT: root})
     template = _template(options.base_job_template)
     deployments = [
         FlowDeployment(client, _flow(path, each.entrypoint), each, file.pull)

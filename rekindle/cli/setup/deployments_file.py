@@ -17,7 +17,15 @@ from rekindle.user_file import Place, place_of
 from rekindle.yaml_file import Document
 
 SHIPPED = Path(__file__).with_name("prefect.yaml")
-_VARIABLE = re.compile(r"\{\{\s*\$(\w+)\s*\}\}")
+ROOT = "root.stdout"  # what the build step `pwd` of the shipped file prints for `prefect deploy`
+_PWD = {
+    "prefect.deployments.steps.run_shell_script": {
+        "id": "root",
+        "script": "pwd",
+        "stream_output": False,
+    }
+}
+_VARIABLE = re.compile(r"\{\{\s*(?:\$(?=\w+\s)|(?=root\.stdout\s))([\w.]+)\s*\}\}")
 
 
 class Schedule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -49,12 +57,13 @@ class Deployment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class DeploymentsFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="kebab"):
-    """A complete file. definitions: what YAML's aliases stand for."""
+    """A complete file. definitions: what YAML's aliases stand for. build: only Prefect runs it."""
 
     deployments: list[Deployment]
     name: str = ""
     prefect_version: str = ""
     definitions: dict[str, Any] = {}
+    build: list[dict[str, Any]] = []
     pull: list[dict[str, Any]] = []
 
 
@@ -71,6 +80,9 @@ def read_deployments(path: Path, variables: Mapping[str, str]) -> DeploymentsFil
         problem, place = place_of(error)
         where = ".".join(map(str, place))
         raise document.error(f"{where}: {problem}" if where else problem, place, problem) from error
+    for number, step in enumerate(found.build):
+        if step != _PWD:
+            raise document.error("setup runs no build step; remove it", ("build", number))
     _check_names(found, document)
     return found
 

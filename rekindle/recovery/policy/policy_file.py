@@ -20,11 +20,19 @@ from rekindle.recovery.policy.annotations import (
     to_mindcluster,
     to_modelarts,
 )
-from rekindle.recovery.policy.dialect import MODELARTS_PREFIX, Dialect, dialect_of
+from rekindle.recovery.policy.dialect import (
+    MODELARTS_PREFIX,
+    RECOVER_STRATEGY,
+    WAIT_RESCHEDULE,
+    Dialect,
+    dialect_of,
+)
 from rekindle.recovery.policy.policy import Policy
 from rekindle.user_file import place_of
 from rekindle.yaml_file import Document
 
+BACKOFF_LIMIT = "backoffLimit"  # of `runPolicy`, next to the labels and annotations
+_ANNOTATIONS = (RECOVER_STRATEGY, WAIT_RESCHEDULE)
 _ALIKE = 0.9  # a key with at least this similarity (of 1) to a known key is a misspelling
 
 
@@ -54,6 +62,30 @@ def notices_about(path: Path) -> list[str]:
     return notices(_mapping(metadata, "labels"), _mapping(metadata, "annotations"))
 
 
+def policy_of_keys(keys: Mapping[str, str]) -> tuple[Policy, list[str]]:
+    """Return the policy of the labels and annotations of a job, and `notices` about them.
+
+    keys: labels and annotations together; no label has the name of an annotation. The key
+    `backoffLimit` is that of the job's `runPolicy`. Raises UsageError: as `read_policy` does, and
+    for a key that does not concern recovery, because it would have no effect.
+    """
+    given = {key: value for key, value in keys.items() if key != BACKOFF_LIMIT}
+    _check_known(tuple(given))
+    for key in given:
+        if key not in KNOWN and not key.startswith(MODELARTS_PREFIX):
+            raise UsageError(f"{key} does not concern recovery; remove it")
+    metadata: dict[str, dict[str, str]] = {"labels": {}, "annotations": {}}
+    for key, value in given.items():
+        of_annotation = key in _ANNOTATIONS or key.startswith(MODELARTS_PREFIX)
+        metadata["annotations" if of_annotation else "labels"][key] = value
+    found: dict[str, Any] = {"metadata": metadata}
+    if limit := keys.get(BACKOFF_LIMIT):
+        if not (limit.isascii() and limit.isdigit()):
+            raise UsageError(f"{BACKOFF_LIMIT} is {limit!r}; give a whole number")
+        found["spec"] = {"runPolicy": {BACKOFF_LIMIT: int(limit)}}
+    return _of_object(found), notices(metadata["labels"], metadata["annotations"])
+
+
 def _policy_of(found: object) -> Policy:
     if not isinstance(found, dict):
         raise UsageError("write fields, for example max_restarts: 3")
@@ -76,9 +108,9 @@ def _of_object(found: Mapping[str, Any]) -> Policy:
     if dialect_of((*labels, *annotations)) is Dialect.MODELARTS:
         return from_modelarts(annotations)
     run_policy = _mapping(_mapping(found, "spec"), "runPolicy")
-    limit = run_policy.get("backoffLimit")
+    limit = run_policy.get(BACKOFF_LIMIT)
     if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int)):
-        raise UsageError(f"spec.runPolicy.backoffLimit is {limit!r}; give a whole number")
+        raise UsageError(f"spec.runPolicy.{BACKOFF_LIMIT} is {limit!r}; give a whole number")
     return from_mindcluster(labels, annotations, backoff_limit=limit)
 
 
@@ -133,5 +165,5 @@ def write_policy(policy: Policy, form: PolicyFormat) -> str:
     else:
         labels, annotations, limit = to_mindcluster(policy)
         written = {"metadata": {"labels": labels, "annotations": annotations}}
-        written |= {"spec": {"runPolicy": {"backoffLimit": limit}}} if limit else {}
+        written |= {"spec": {"runPolicy": {BACKOFF_LIMIT: limit}}} if limit else {}
     return yaml.safe_dump(written, sort_keys=False)

@@ -10,11 +10,17 @@ rescue flow handles that case.
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import time
 import traceback
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any, TypedDict
 from uuid import UUID
 
+import msgspec
 from prefect import Task
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import FlowRun, State, StateType, TaskRun
@@ -34,6 +40,12 @@ from rekindle.tasks.prefect_api.run_states import (
     is_suspended,
     replace,
 )
+from rekindle.waiting import until
+
+# The message of Prefect's runner. A worker reports the same end a moment after the hooks.
+_OF_RUNNER = "Process exited with status code"
+_ENDS_S = 30.0  # the process that runs the hooks ends by then
+_REPORTS_S = 3.0  # and the worker's report arrives this much later
 
 RetryCondition = Callable[[Task[..., Any], TaskRun, State[Any]], bool]
 
@@ -54,6 +66,10 @@ def recovery_hooks(policy: Policy) -> FlowHooks:
     """
 
     def hook(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:
+        of_runner = state.is_crashed() and (state.message or "").startswith(_OF_RUNNER)
+        if of_runner and _of_process_worker(flow_run.id):
+            _run_again_later(policy, flow_run)
+            return
         run_again(policy, flow_run, state, flow_run_logger(flow_run, flow))
 
     return {"on_failure": [hook], "on_crashed": [hook]}
@@ -148,6 +164,45 @@ def run_again(policy: Policy, flow_run: FlowRun, state: State[Any], log: Log) ->
     return True
 
 
+def _of_process_worker(flow_run_id: UUID) -> bool:
+    """Return whether a process worker has started the run. Only such a worker reports its end."""
+    with get_client(sync_client=True) as client:
+        pool = client.read_flow_run(flow_run_id).work_pool_name  # the hook's flow run lacks it
+        return pool is not None and client.read_work_pool(pool).type == "process"
+
+
+def _run_again_later(policy: Policy, flow_run: FlowRun) -> None:
+    """Start a process that schedules the run again after the report of the worker.
+
+    The worker waits for the hooks, and then reports that the run has crashed. A run that is
+    scheduled before that report crashes once more.
+    """
+    given = [str(flow_run.id), str(os.getppid()), msgspec.json.encode(policy).decode()]
+    subprocess.Popen(
+        [sys.executable, "-m", "rekindle.tasks.hooks.rerun", *given],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,  # a worker that ends takes its own group with it
+    )
+
+
+def _run_again_after_report(flow_run_id: UUID, runner: int, policy: Policy) -> None:
+    """Wait for the report of the worker, and schedule the run again if the policy allows it.
+
+    runner: the process that runs the hooks. The worker reports after its end.
+    """
+    until(lambda: not Path(f"/proc/{runner}").exists(), _ENDS_S, 0.1)
+    time.sleep(_REPORTS_S)  # no change shows that the report has arrived
+    with get_client(sync_client=True) as client:
+        flow_run, state = client.read_flow_run(flow_run_id), history(client, flow_run_id)[-1]
+    log = flow_run_logger(flow_run)
+    if state.is_crashed():
+        run_again(policy, flow_run, state, log)
+    else:
+        log.info("This run now has state %s; Rekindle does not change it", state.name)
+
+
 def _in_words(decision: Decision, again: bool) -> str:
     if again:
         return f"Rekindle restarts this run: {decision.reason}"
@@ -164,3 +219,9 @@ def _message(state: State[Any]) -> str:
     if isinstance(state.data, BaseException):
         return "".join(traceback.format_exception_only(state.data)).strip()
     return state.message or ""
+
+
+if __name__ == "__main__":
+    _run_again_after_report(
+        UUID(sys.argv[1]), int(sys.argv[2]), msgspec.json.decode(sys.argv[3], type=Policy)
+    )

@@ -73,7 +73,17 @@ class ApprovalQuestion:
 
     def open(self) -> None:
         """Start to look for the answer, until it arrives or the question is closed."""
+        self._log.warning("%s", self.text())
         self._thread.start()
+
+    def text(self) -> str:
+        """Return the question in a line, for the log and the message of the state."""
+        one = self._decided
+        return (
+            f"Incident {one.incident}: may the job use the strategy {one.strategy.value}? "
+            f"{capital(one.reason)}. Press Resume and answer in the form, or run rekindle approve "
+            f"{self._job_id}"
+        )
 
     def close(self) -> None:
         """Stop looking: the question is answered, or its job ends."""

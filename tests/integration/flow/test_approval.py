@@ -64,7 +64,9 @@ def the_form_is_validated_and_its_answer_carried_out(asked: Asked) -> None:
     asked.ask()
     paused = run.state()
     assert paused.name == AWAITING
-    assert "restart: rank 1 was ended by signal 9" in (paused.message or "")
+    question = "may the job use the strategy restart? Rank 1 was ended by signal 9"
+    assert question in (paused.message or "")
+    run.until(lambda: question in run.logs(), "the log has the question")
     for wrong in ({}, {"answer": "perhaps"}, {"answer": "approve", "nmae": "Ada"}):
         result = run.client.resume_flow_run(run.id, run_input=wrong)
         assert result.status is SetStateStatus.REJECT, wrong

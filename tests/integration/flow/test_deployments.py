@@ -32,7 +32,6 @@ from rekindle.recovery.journal.journal import Ended, FirstStep, JobStarted, Rank
 pytestmark = pytest.mark.timeout(900)
 
 SCRIPTS = Path(__file__).with_name("scripts")
-SETTINGS = {"REKINDLE_ROOT": str(ROOT)}
 # by name: entrypoint, work pool, its queue
 WANTED = {
     "train/local": ("rekindle.flows.train.train", "local", "default"),
@@ -56,13 +55,13 @@ def documented() -> list[list[str]]:
 
 
 def to_its_end(command: list[str], api: str) -> None:
-    env = {**os.environ, **SETTINGS, "PREFECT_API_URL": api}
+    env = {**os.environ, "PREFECT_API_URL": api}
     subprocess.run(command, env=env, cwd=ROOT, check=True, timeout=bound_s())
 
 
 def in_a_terminal(command: list[str], api: str) -> str:
     """Run a command in a terminal, where Prefect may ask a question. Return its output."""
-    env = {**os.environ, **SETTINGS, "PREFECT_API_URL": api}
+    env = {**os.environ, "PREFECT_API_URL": api}
     ours, theirs = pty.openpty()
     ends: dict[str, Any] = {"stdin": theirs, "stdout": theirs, "stderr": theirs}
     with subprocess.Popen(command, env=env, cwd=ROOT, **ends) as running:

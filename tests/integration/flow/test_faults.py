@@ -54,10 +54,12 @@ def all_of_it_reaches_prefect(job: TrainingRun) -> None:
     assert run.states().count("Recovering") >= 2
     table = json.loads(run.artifact("incidents").data)
     assert [(row["fault"], row["strategy"]) for row in table[:2]] == [
-        ("process", "recover-in-place"),
-        ("node-lost", "recover"),
+        ("process, rank 1", "recover-in-place"),
+        ("node-lost, node 1", "recover"),
     ]
-    assert [(row["fault"], row["steps lost"]) for row in table[2:]] == [("coordinator-lost", 0)]
+    assert [(row["fault"].split(",")[0], row["lost"]) for row in table[2:]] == [
+        ("coordinator-lost", 0)
+    ]
     assert run.artifact("progress").data == 100
     assert sorted(run.task_states("supervise")) == ["Completed", "Crashed"]
     assert run.count(FirstStep) == 4

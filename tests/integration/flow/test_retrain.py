@@ -30,6 +30,7 @@ from stores import latest_at
 from stores.servers import ENVIRONMENT, SECRET_KEY, rclone
 from waiting import bound_s
 
+from rekindle import names
 from rekindle.checkpoints.directory import DirectoryStore
 from rekindle.checkpoints.publishing import resolve
 from rekindle.cli.setup import automations
@@ -360,6 +361,7 @@ def test_a_night_in_an_object_store_whose_flow_is_killed(
         assert (published.step, published.metrics) == (60, {"accuracy": 0.9})
         found = resolve(published.reference, ENVIRONMENT)
         assert (found.location, found.manifest.step) == (published.location, 60)
+    assert SECRET_KEY not in (run.directory.path / names.SPEC_FILE).read_text()
     assert str(run.artifact("published").data).endswith(f"({published.location})")
     shown += [run.logs().encode(), str(run.artifact("published")).encode()]
     shown += [str(nights.client.read_flow_run(run.id)).encode()]

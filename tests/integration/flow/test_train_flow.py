@@ -70,4 +70,4 @@ def test_a_server_that_is_down_does_not_disturb_the_job(tmp_path: Path) -> None:
             until(lambda: closed in run.events(), "Prefect is told of the incident")
             gate.touch()
             assert run.until_final().name == "Completed"
-            assert "signal 9 (SIGKILL)" in str(run.artifact("incidents").data)
+            assert "signal 9 (SIGKILL)" in str(run.artifact("report").data)

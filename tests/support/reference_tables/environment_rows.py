@@ -41,6 +41,14 @@ _USER: dict[str, Row] = {
         "precedes it. Each process sets it for the processes that it starts. "
         "[Log lines](../operate/running.md#log-lines) describes the forms.",
     ),
+    "REKINDLE_DOCUMENTATION": (
+        "user",
+        "Prefect server, `rekindle setup`, flow runs",
+        "",
+        "none",
+        "Address of the site that `make docs` builds, such as `https://docs.example.com/rekindle`. "
+        "The block types then have a logo, and a link to their documentation.",
+    ),
     "REKINDLE_METRICS_LISTEN": (
         "user",
         "coordinators",

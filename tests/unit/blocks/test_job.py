@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,7 @@ import pytest
 from pydantic import ValidationError
 from torch.distributed.run import get_args_parser
 
-from rekindle.blocks.forms import read
+from rekindle.blocks.forms import of_form, read
 from rekindle.blocks.job import FLOW_RUN_FIELDS, TrainingJob, fill_in_job_id
 from rekindle.blocks.job_fields import CheckpointDirectory
 from rekindle.checkpoints.retention import Retention
@@ -20,6 +22,7 @@ from rekindle.cli.run_spec import read_spec
 from rekindle.errors import UsageError
 from rekindle.job.spec import EntryKind, Framework, JobSpec
 from rekindle.recovery.policy.policy import Policy, Strategy
+from rekindle.recovery.policy.policy_file import read_policy
 
 
 @pytest.fixture(autouse=True)
@@ -71,6 +74,34 @@ def test_any_program_may_be_the_entry() -> None:
         ({"script": "a.py", "job_id": "a-{flow_run.state}"}, r"choose from \{flow_run.id\}"),
         ({"script": "a.py", "job_id": "a-{name}"}, "use 1 to 63 of a-z 0-9 and -"),
         ({"script": "a.py", "job_id": "a_b"}, "use 1 to 63"),
+        (
+            {"script": "a.py", "annotations": {"fault-tolerance/job-retry-num": "x"}},
+            "fault-tolerance/job-retry-num is 'x'; give a whole number from 1 to 128",
+        ),
+        (
+            {"script": "a.py", "annotations": {"recover-strategi": "retry"}},
+            "did you mean recover-strategy",
+        ),
+        (
+            {"script": "a.py", "annotations": {"recover-strategy": "retry", "app": "x"}},
+            "app does not concern recovery; remove it",
+        ),
+        (
+            {
+                "script": "a.py",
+                "annotations": {"recover-strategy": "retry"},
+                "policy": {"max_restarts": 1},
+            },
+            "annotations and policy exclude each other",
+        ),
+        (
+            {
+                "script": "a.py",
+                "annotations": {"recover-strategy": "retry"},
+                "saved_policy": "careful",
+            },
+            "annotations and saved_policy exclude each other",
+        ),
     ],
 )
 def test_a_wrong_description_is_refused_with_the_reason(fields: dict[str, Any], text: str) -> None:
@@ -99,6 +130,115 @@ def test_every_field_is_explained() -> None:
         if "description" not in field
     ]
     assert not silent
+
+
+_LIMITS = {"enum", "minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum"}
+FORMS = (
+    "blocks.job:TrainingJob",
+    "tasks.retraining:Retraining",
+    "blocks.saved:SavedCluster",
+    "blocks.saved:SavedStore",
+    "blocks.saved:SavedPolicy",
+)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_description_names_the_allowed_values(form: str) -> None:
+    """The description of each number with limits, and of each choice, names what it takes."""
+    module, _, name = form.partition(":")
+    schema = getattr(importlib.import_module(f"rekindle.{module}"), name).model_json_schema()
+    silent = []
+    for model in (schema, *schema.get("$defs", schema.get("definitions", {})).values()):
+        for name, field in model["properties"].items():
+            kinds = [field, *field.get("anyOf", []), field.get("items", {})]
+            if any(_LIMITS & kind.keys() for kind in kinds) and "Allowed: " not in str(
+                field.get("description")
+            ):
+                silent.append(f"{model['title']}.{name}")
+    assert not silent
+
+
+def test_strategies_are_choices_in_the_form() -> None:
+    """Prefect shows a list for the strategies, and a person's order of choices stays."""
+    fields = TrainingJob.model_json_schema()["$defs"]["Policy"]["properties"]
+    for name in ("strategies", "approve"):
+        assert "retry" in fields[name]["items"]["enum"]
+    given = {"script": "a.py", "policy": {"strategies": ["restart", "retry"]}}
+    policy = TrainingJob.model_validate(given).policy
+    assert policy.strategies == (Strategy.RESTART, Strategy.RETRY)
+    wrong = {"script": "a.py", "policy": {"strategies": ["retri"]}}
+    with pytest.raises(UsageError, match=r"job.policy.strategies.0: choose from retry, recover-in"):
+        read(TrainingJob, wrong, "job")
+
+
+def test_blocks_are_picked_in_the_form() -> None:
+    """Prefect shows a list of the blocks for a field with the slug of their type."""
+    fields = TrainingJob.model_json_schema()["properties"]
+    for name in ("cluster", "checkpoint-store", "policy"):
+        field = fields[f"saved_{name.rpartition('-')[2]}"]
+        assert field["block_type_slug"] == f"rekindle-{name}"
+    with pytest.raises(ValidationError, match="pick a block, or give its name"):
+        TrainingJob.model_validate({"script": "a.py", "saved_policy": {"$ref": "x"}})
+
+
+ANNOTATIONS = [
+    {"fault-tolerance/job-retry-num": "3", "fault-tolerance/hang-retry": "true"},
+    {
+        "process-recover-enable": "on",
+        "fault-scheduling": "force",
+        "recover-strategy": "retry,recover",
+        "backoffLimit": "4",
+    },
+]
+
+
+@pytest.mark.parametrize("keys", ANNOTATIONS)
+def test_annotations_in_the_form_are_converted_as_those_of_a_file(
+    keys: dict[str, str], tmp_path: Path
+) -> None:
+    """The form takes labels and annotations together, and has the policy of `--policy`."""
+    of_labels = {"process-recover-enable", "fault-scheduling"}
+    limit = keys.get("backoffLimit")
+    document = {
+        "metadata": {
+            "labels": {key: value for key, value in keys.items() if key in of_labels},
+            "annotations": {
+                key: value for key, value in keys.items() if key not in {*of_labels, "backoffLimit"}
+            },
+        },
+        "spec": {"runPolicy": {"backoffLimit": int(limit)} if limit else {}},
+    }
+    file = tmp_path / "policy.yaml"
+    file.write_text(json.dumps(document))
+    job = TrainingJob(module="json", annotations=keys)
+    assert job.to_spec("job").policy == read_policy(file)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        (
+            "or give --framework torch, or --no-python for a script that is any program",
+            "field prog",
+        ),
+        ("--no-python does not work with mindspore", "program does not"),
+        ("run the job with --nnodes=4, not with 2:4", "run the job with nodes 4 and min_nodes 0"),
+        ("to continue that job, give --job-id first; to begin", "give job_id first; to begin"),
+        ("give --resume-from s3://b/x and another --checkpoint-dir, or none", "no form does it"),
+        ("give --kubeconfig FILE and --context NAME", "the variable KUBECONFIG of the worker"),
+    ],
+)
+def test_a_message_names_fields_of_the_form(text: str, shown: str) -> None:
+    """A flow shows no option of a command."""
+    assert "--" not in of_form(text)
+    assert shown in of_form(text)
+
+
+def test_an_annotation_without_an_effect_is_named() -> None:
+    """A job has a sentence about each annotation whose result surprises."""
+    keys = {"process-recover-enable": "off", "recover-strategy": "retry"}
+    job = TrainingJob(module="json", annotations=keys).filled_in()
+    assert job.notices == ["recover-strategy has no effect, because process-recover-enable is off"]
 
 
 def test_the_form_shows_a_readable_name_of_every_field() -> None:

@@ -189,8 +189,10 @@ def test_the_report_tells_each_incident() -> None:
     """The report has strategy, times, lost steps, state source and reason of each incident."""
     text = markdown_report(summarize("train-1", RUN), resumed="", logs="logs")
     row = next(line for line in text.splitlines() if line.startswith("| 1 |"))
-    for part in ("recover", "1000 ms", "1500 ms", "2000 ms", "| 5 |", "from a snapshot"):
+    for part in ("01-01 00:01:52+00:00", "process, rank 1", "recover", "2.00 s", "| 5 |"):
         assert part in row
+    for part in ("Regrouped after 1000 ms", "restored after 1500 ms", "from a snapshot"):
+        assert part in text
     assert "1. Rank 1: process; others wait." in text
 
 
@@ -299,6 +301,18 @@ def test_sentences_of_nodes_and_final_checkpoints_differ() -> None:
         (0.0, FinalCheckpoint(node=0, step=10, error="disk full")),
     )
     assert len({sentence(event) for event in more}) == len(more)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "lost"),
+    [("stopped", "lost 3 steps"), ("failed", "lost 3 steps"), ("succeeded", "")],
+)
+def test_the_report_names_the_steps_that_an_end_has_lost(outcome: str, lost: str) -> None:
+    """A stop or a failure after the newest checkpoint loses steps, and the report counts them."""
+    written = Checkpointed(step=7, path="/c/7", seconds=1.0, bytes=1)
+    history = events((0.0, written), (1.0, Ended(outcome=outcome, reason="x", finished=10)))
+    text = markdown_report(summarize("train-1", history), resumed="", logs="logs")
+    assert ("The end of the job lost" in text, lost in text) == (bool(lost), True)
 
 
 def test_the_table_row_has_plain_values() -> None:

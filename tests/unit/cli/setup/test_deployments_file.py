@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rekindle.cli.setup.deployments_file import SHIPPED, read_deployments
+from rekindle.cli.setup.deployments_file import ROOT, SHIPPED, read_deployments
 from rekindle.errors import UsageError
 
 TRAIN = "{name: a, entrypoint: rekindle.flows.train.train, work_pool: {name: p}}"
@@ -15,7 +15,10 @@ WRONG = {
         "deployments: [{name: a, entrypoint: b, work_pool: {name: p}, concurrency_limit: 1}]",
         "concurrency_limit",
     ),
-    "a step that setup does not carry out": ("build: []\ndeployments: []", "build"),
+    "a step that setup does not carry out": (
+        "build: [{a: {}}]\ndeployments: []",
+        "setup runs no build step",
+    ),
     "a pool as a word": ("deployments: [{name: a, entrypoint: b, work_pool: p}]", "work_pool"),
     "a variable without value": ('deployments: [{name: "{{ $NONE }}"}]', "NONE has no value"),
     "another template": ('deployments: [{name: "{{ get-it }}"}]', "write a variable as"),
@@ -25,7 +28,7 @@ WRONG = {
 
 def test_the_shipped_file_has_no_placeholder() -> None:
     """The folder of the jobs is in the pull step, and each schedule is inactive."""
-    found = read_deployments(SHIPPED, {"REKINDLE_ROOT": "/work"})
+    found = read_deployments(SHIPPED, {ROOT: "/work"})
     assert found.pull == [
         {"prefect.deployments.steps.set_working_directory": {"directory": "/work"}}
     ]
