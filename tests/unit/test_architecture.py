@@ -16,7 +16,7 @@ import msgspec
 import pytest
 from repository import ROOT
 
-MOST_FILES = 400
+MOST_FILES = 410
 LONGEST_FILE = 450
 SHORT_FILE = 60
 
