@@ -53,9 +53,9 @@ def all_of_it_reaches_prefect(job: TrainingRun) -> None:
     assert len(set(run.events())) == len(run.events())
     assert run.states().count("Recovering") >= 2
     table = json.loads(run.artifact("incidents").data)
-    assert [(row["fault"], row["strategy"]) for row in table[:2]] == [
-        ("process, rank 1", "recover-in-place"),
-        ("node-lost, node 1", "recover"),
+    assert [(row["fault"].split(",")[0], row["strategy"]) for row in table[:2]] == [
+        ("process", "recover-in-place"),
+        ("node-lost", "recover"),
     ]
     assert [(row["fault"].split(",")[0], row["lost"]) for row in table[2:]] == [
         ("coordinator-lost", 0)
