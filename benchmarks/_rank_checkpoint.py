@@ -69,7 +69,7 @@ def main() -> None:
         parameter.grad = torch.zeros_like(parameter)
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
-    with Session(model=model, optimizer=optimizer) as session:
+    with Session(model=model, optimizer=optimizer, ignore=["saver", "seconds"]) as session:
         saver = Saver(folder / "peers", model, optimizer)
         seconds: dict[str, list[float]] = {}
         for step in session.steps(MOST_STEPS):

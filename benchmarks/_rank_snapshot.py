@@ -44,7 +44,7 @@ def main() -> None:
     total = sum(parameter.nbytes for parameter in model.parameters())
     source, target = (torch.ones(total, dtype=torch.uint8) for _ in range(2))
     seconds: list[tuple[float, float]] = []
-    with Session(model=model, optimizer=optimizer) as session:
+    with Session(model=model, optimizer=optimizer, ignore=[seconds]) as session:
         for step in session.steps(times + WARM_UP):
             with step:
                 begin = time.perf_counter()

@@ -30,6 +30,7 @@ from rekindle.training.torch.groups.generation_group import leave_for_good
 from rekindle.training.torch.groups.script_groups import init_again
 from rekindle.training.torch.profiler import TorchProfiler
 from rekindle.training.torch.state.capture import capture
+from rekindle.training.torch.state.carried import Carried
 from rekindle.training.torch.state.forgotten import LAST, Forgotten
 from rekindle.training.torch.state.snapshot import TorchSnapshotWriter
 from rekindle.training.torch.torch_generations import TorchGenerations
@@ -79,8 +80,11 @@ class Loop:
             channel, self.generations.place, self._profiler, self._writer
         )
         self._forgotten: Forgotten | None = None
+        self._carried: Carried | None = None
         if channel is not None:
-            self._forgotten = Forgotten(self.generations.everything, given.objects(), given.ignore)
+            everything = self.generations.everything
+            self._forgotten = Forgotten(everything, given.objects(), given.ignore)
+            self._carried = Carried((*everything.values(), *given.objects()), given.ignore)
         self.member: Member | None = None
         if channel is not None:
             self.member = Member(
@@ -148,6 +152,8 @@ class Loop:
                 )
             elif self._keep_state():
                 unused = self._begun
+                if self._carried is not None:
+                    self._carried.look(finished, self.generations.compared_steps)
                 yield finished
 
     def begin_step(self, step: int) -> None:

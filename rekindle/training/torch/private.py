@@ -64,6 +64,11 @@ def batches_given(iterator: Any) -> int | None:
     return getattr(iterator, "_num_yielded", None)
 
 
+def index_sampler_of(iterator: Any) -> Any:
+    """Return the sampler that gives the indices to the iterator of a DataLoader, or None."""
+    return getattr(iterator, "_index_sampler", None)
+
+
 def reset_group_count() -> None:
     """Give the next default group the name of the first group in a new process.
 
@@ -153,6 +158,16 @@ def uncompiled(module: torch.nn.Module) -> torch.nn.Module:
     """
     inner = vars(module)["_modules"].get("_orig_mod")
     return module if inner is None else inner
+
+
+def uncompiled_name(name: str) -> str:
+    """Return a name in a module's state without those of the wrappers of torch.compile()."""
+    return name.replace("_orig_mod.", "")
+
+
+def has_extra_state(module: torch.nn.Module) -> bool:
+    """Return whether a module adds values of its own to its state."""
+    return type(module).get_extra_state is not torch.nn.Module.get_extra_state
 
 
 def is_initialised(module: torch.nn.Module) -> bool:

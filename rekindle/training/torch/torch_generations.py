@@ -400,6 +400,7 @@ class TorchGenerations:
         """Forget what a broken or skipped step has left: its gradients, and the copies of state."""
         self.repairs.before.look()
         self.updates.gradients.reset()
+        self.updates.statistics.begin_step()
         parameters = (*self._given.model.parameters(), *_parameters_of(self.named["optimizer"]))
         renew_gradients(parameters, keep=self._keeps_gradients)
 

@@ -22,6 +22,10 @@ model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 1))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 if "compile" in sys.argv:
     model = torch.compile(model, backend="aot_eager")
+if "parts" in sys.argv:
+    model[0] = torch.compile(model[0], backend="aot_eager")
+if "in-place" in sys.argv:
+    model.compile(backend="aot_eager")
 with Session(model=model, optimizer=optimizer, ddp=True) as session:
     print("begins at", session.finished, flush=True)
     for step in session.steps(int(sys.argv[1])):
@@ -34,7 +38,7 @@ with Session(model=model, optimizer=optimizer, ddp=True) as session:
 
 
 def test_a_compiled_model_and_the_model_itself(tmp_path: Path) -> None:
-    """A job may continue with or without torch.compile, because the names do not change."""
+    """A job may continue with another use of torch.compile, because the names do not change."""
     (tmp_path / "train.py").write_text(SCRIPT)
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -45,10 +49,12 @@ def test_a_compiled_model_and_the_model_itself(tmp_path: Path) -> None:
 
     first = run("3", "compile")
     assert first.returncode == 0, first.stderr
-    [file] = (tmp_path / "store").glob("step-*/*.safetensors")
-    with safe_open(file, "pt") as state:
-        assert "model.0.weight" in state.keys()  # noqa: SIM118  safe_open has no __contains__
-    for steps, arguments in (("6", ()), ("9", ("compile",))):
-        later = run(steps, *arguments)
+    for steps, how in ((6, "parts"), (9, "in-place")):
+        later = run(str(steps), how)
         assert later.returncode == 0, later.stderr
-        assert f"begins at {int(steps) - 3}" in later.stdout
+        assert f"begins at {steps - 3}" in later.stdout
+    files = sorted((tmp_path / "store").glob("step-*/*.safetensors"))
+    assert len(files) == 3
+    for file in files:
+        with safe_open(file, "pt") as state:
+            assert "model.0.weight" in state.keys()  # noqa: SIM118  safe_open has no __contains__

@@ -26,7 +26,8 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 data = torch.ones(64, 4)
 ran = []
 sampler = StepSampler(64, 4)
-with Session(model=model, optimizer=optimizer, sampler=sampler, ddp=True) as session:
+given = {"model": model, "optimizer": optimizer, "sampler": sampler, "ddp": True}
+with Session(**given, ignore=[ran]) as session:
     for step in session.steps(12):
         with step:
             if step.number == 6 and session.rank == 1 and not Path("edited").exists():

@@ -30,6 +30,7 @@ QUICK = (
     "kept_group",
     "replay_buffer",
     "own_ema",
+    "guarded",
     "compile",
 )
 RUN = [habit for habit in HABITS if habit.outcome is not Outcome.REFUSED]

@@ -90,6 +90,7 @@ class Life:
             ddp={"bucket_cap_mb": 0.001},
             seed=SEED,
             keep_global_batch=self.keep,
+            ignore=["self.seen", "agent"],
         )
         with session:
             for step in session.steps(STEPS):

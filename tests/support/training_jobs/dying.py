@@ -79,7 +79,7 @@ def main() -> None:
     network = Network(victim)
     optimizer = torch.optim.AdamW(network.parameters())
     ddp = {"bucket_cap_mb": 0.05} if options.variant == "ddp" else False
-    with Session(model=network, optimizer=optimizer, ddp=ddp) as session:
+    with Session(model=network, optimizer=optimizer, ddp=ddp, ignore=[victim]) as session:
         for step in session.steps(options.steps):
             with step:
                 victim.begin(step.number)

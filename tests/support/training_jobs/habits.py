@@ -157,6 +157,7 @@ class Run:
             seed=11,
             ddp=not self.fsdp,
             transient=(HiccupError,),
+            ignore=("self.losses",),  # a record of this process
         )
         self.faults.watch(session._loop.member)
         step_of = {"state": self.step_state, "accumulate": self.step_accumulating}

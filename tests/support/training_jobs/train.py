@@ -134,6 +134,7 @@ class Run:
             seed=11,
             transient=(HiccupError,),
             on_recovery=say_recovery,
+            ignore=("self.losses",),  # a record of this process
             **self.session_options(),
         )
         if not self.options.plain_runtime:

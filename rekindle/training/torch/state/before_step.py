@@ -18,6 +18,7 @@ from rekindle.console import say
 from rekindle.training.torch import private
 from rekindle.training.torch.state.capture import ExtraStates, Modes, as_bytes, have_same_bits
 from rekindle.training.torch.state.in_place import Stateful, distribute, load_in_place
+from rekindle.training.torch.state.nodes import LiveParts
 from rekindle.training.torch.state.skeleton import Reader, Writer
 
 SMALL_BYTES = 64 << 10  # such a copy takes microseconds
@@ -331,6 +332,7 @@ class _Object:
         self._name, self._thing, self._budget = name, thing, budget
         self._node: Any = None
         self._kept: dict[str, _Kept] = {}
+        self._parts = LiveParts()  # the classes of the values in the node
         self.skeleton = b""
 
     def look(self) -> None:
@@ -343,7 +345,7 @@ class _Object:
 
     def keep(self) -> None:
         """Keep the state."""
-        self._node, tensors = self._read()
+        self._node, tensors, self._parts = self._read()
         before = self._kept
         if not self.skeleton and tensors:  # are they the object's own, or does each call make them?
             before = {n: _Kept(n, t) for n, t in self._read()[1].items()}
@@ -352,7 +354,7 @@ class _Object:
 
     def restore(self) -> bool:
         """Restore the state; False: a tensor without a copy has changed."""
-        node, tensors = self._read()
+        node, tensors, _ = self._read()
         whole = True
         for name, kept in self._kept.items():
             if kept.copy is None and (tensors.get(name) is not kept.tensor or kept.may_differ()):
@@ -364,14 +366,14 @@ class _Object:
         )
         if whole and not same:
             values = {n: k.tensor if k.copy is None else k.copy for n, k in self._kept.items()}
-            state = Reader(values).decode(self._node)
+            state = Reader(values, self._parts).decode(self._node)
             load_in_place(self._thing, distribute(state, self._thing.state_dict(), self._name))
         self.look()  # the object may hold the copies now
         return whole
 
-    def _read(self) -> tuple[Any, dict[str, torch.Tensor]]:
+    def _read(self) -> tuple[Any, dict[str, torch.Tensor], LiveParts]:
         writer = Writer()
-        return writer.encode(self._thing.state_dict(), self._name), writer.own
+        return writer.encode(self._thing.state_dict(), self._name), writer.own, writer.live
 
     def _keep(self, name: str, tensor: torch.Tensor, before: _Kept | None) -> _Kept:
         lasting = before is not None and before.tensor is tensor

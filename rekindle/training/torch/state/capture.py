@@ -18,7 +18,15 @@ import torch
 from torch import nn
 
 from rekindle.errors import SessionError
-from rekindle.training.torch.state.in_place import Stateful, adopt, distribute, like, load_in_place
+from rekindle.training.torch.private import uncompiled_name
+from rekindle.training.torch.state.in_place import (
+    Stateful,
+    adopt,
+    distribute,
+    like,
+    load_in_place,
+    state_of,
+)
 from rekindle.training.torch.state.nodes import LiveParts, Node
 from rekindle.training.torch.state.skeleton import (
     DTYPE_CODES,
@@ -89,7 +97,7 @@ def capture(named: Mapping[str, Stateful]) -> CapturedState:
     Raises SessionError: a skeleton cannot hold a value; the text names its place.
     """
     writer = Writer()
-    tree = {name: writer.encode(thing.state_dict(), name) for name, thing in named.items()}
+    tree = {name: writer.encode(state_of(thing), name) for name, thing in named.items()}
     return CapturedState(_encode(tree), writer.tensors, writer.distributed)
 
 
@@ -248,7 +256,7 @@ def _encode(tree: dict[str, Node]) -> bytes:
 
 def _prepare_module(name: str, module: nn.Module, node: Node, pending: _Pending) -> None:
     """Prepare to fill parameters and buffers in place, because optimizers hold them."""
-    live = module.state_dict()
+    live = state_of(module)
     [(kind, pairs)] = node.items()
     late = [pair for pair in pairs if pair[0].endswith(_EXTRA_STATE) or _is_rebuilt(pair[1])]
     plain = [pair for pair in pairs if pair not in late]
@@ -262,7 +270,9 @@ def _prepare_module(name: str, module: nn.Module, node: Node, pending: _Pending)
 
     def load() -> None:
         reader = Reader(pending.writer.tensors, _live_parts(live, name))
-        module.load_state_dict({**inner, **{key: reader.decode(each) for key, each in late}})
+        state = {**inner, **{key: reader.decode(each) for key, each in late}}
+        own = {uncompiled_name(key): key for key in module.state_dict()}
+        module.load_state_dict({own.get(key, key): each for key, each in state.items()})
 
     if late:
         pending.load.append(load)

@@ -82,6 +82,13 @@ class Forgotten:
         changed = [each for each in changed if each[0] not in self._names]
         if changed:
             raise SessionError(_told(changed, step))
+        loose = self._loose() if self._looks > 1 else None
+        if loose is not None:
+            raise SessionError(
+                f"an optimizer changes {loose}, which is no parameter of a module that the Session "
+                "keeps, so a rank that is replaced would begin again with its first values: give "
+                f"the Session extra={{{loose.split(' ')[0]!r}: ...}}"
+            )
 
     def _objects(self, ids: Set[int]) -> Iterator[tuple[str, Any, bool]]:
         """Yield each object to compare, with its name; True: only its tensors count."""
@@ -93,6 +100,28 @@ class Forgotten:
                 for key, inner in vars(thing).items():
                     if isinstance(inner, torch.optim.Optimizer) and id(inner) not in given:
                         yield f"{name}.{key}", inner, True
+
+    def _loose(self) -> str | None:
+        """Return the name and shape of a tensor that only an optimizer has; None: there is none."""
+        modules = (
+            each for each in (*self._kept.values(), *self._known) if isinstance(each, nn.Module)
+        )
+        held = {id(tensor) for each in modules for tensor in _tensors_of(each)}
+        held |= {id(each) for each in self._known}
+        writer = Writer()
+        for name, thing in self._kept.items():
+            if not isinstance(thing, nn.Module | torch.optim.Optimizer):
+                writer.encode(thing.state_dict(), name)
+        memory = {_memory(each) for each in writer.tensors.values()}
+        optimizers = [e for e in self._kept.values() if isinstance(e, torch.optim.Optimizer)]
+        for group in (group for each in optimizers for group in each.param_groups):
+            for tensor in group["params"]:
+                if id(tensor) not in held and _memory(tensor) not in memory:
+                    names = [name for name, value in _variables() if value is tensor]
+                    name = [*names, "a tensor"][0]
+                    if name not in self._names:
+                        return f"{name} (of shape {list(tensor.shape)})"
+        return None
 
     def _covered(self) -> tuple[set[int], set[int]]:
         """Return the ids of the objects that are kept or ignored, and of the tensors in them."""
@@ -244,11 +273,13 @@ def _state_of(thing: Any, memory: Set[int], *, tensors_only: bool) -> Any:
     if isinstance(thing, nn.Module):
         metric = getattr(thing, "metric_state", None)  # torchmetrics keeps it out of state_dict()
         more = [_encoded(metric)] if isinstance(metric, dict) else []
-        return _digest(each for each in _tensors_of(thing) if _memory(each) not in memory), more
+        return digest_of_some(
+            each for each in _tensors_of(thing) if _memory(each) not in memory
+        ), more
     if isinstance(thing, torch.optim.Optimizer):
         values = [each for entry in thing.state.values() for each in _values(entry)]
         tensors = [each for each in values if isinstance(each, torch.Tensor)]
-        digest = _digest(each for each in tensors if _memory(each) not in memory)
+        digest = digest_of_some(each for each in tensors if _memory(each) not in memory)
         groups = [{k: v for k, v in each.items() if k != "params"} for each in thing.param_groups]
         numbers = [each for each in values if isinstance(each, int | float)]
         return digest if tensors_only else (digest, repr((numbers, groups)))
@@ -281,7 +312,7 @@ def _encoded(value: Any) -> bytes | None:
         node = msgspec.json.encode(writer.encode(value, "state"))
     except (SessionError, UnicodeEncodeError, RecursionError):
         return None
-    return node + _digest(writer.tensors.values())
+    return node + digest_of_some(writer.tensors.values())
 
 
 def _tensors_of(module: nn.Module) -> Iterator[torch.Tensor]:
@@ -298,7 +329,7 @@ def _memory(tensor: torch.Tensor) -> int:
         return id(tensor)
 
 
-def _digest(tensors: Iterable[torch.Tensor]) -> bytes:
+def digest_of_some(tensors: Iterable[torch.Tensor]) -> bytes:
     """Return a digest of a sample of each tensor's elements."""
     found = xxhash.xxh3_128()
     with torch.no_grad():

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from rekindle.errors import SessionError
+from rekindle.training.torch.private import uncompiled_name
 from rekindle.training.torch.state.skeleton import LocalShard
 
 
@@ -22,6 +23,20 @@ class Stateful(Protocol):
     def state_dict(self) -> Any: ...
 
     def load_state_dict(self, state_dict: Any, /) -> Any: ...
+
+
+def state_of(thing: Stateful) -> Any:
+    """Return the state of an object. A compiled part of a module has the names of the part itself.
+
+    Raises SessionError: two values of a module have the same name then.
+    """
+    state = thing.state_dict()
+    if not isinstance(thing, nn.Module) or all(each == uncompiled_name(each) for each in state):
+        return state
+    found = type(state)((uncompiled_name(name), value) for name, value in state.items())
+    if len(found) < len(state):
+        raise SessionError("two parts of a module have the same name without `_orig_mod`")
+    return found
 
 
 def load_in_place(thing: Stateful, state: Any) -> None:

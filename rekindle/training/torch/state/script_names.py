@@ -15,6 +15,7 @@ import re
 import sys
 import threading
 from argparse import Namespace
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import (
@@ -69,7 +70,8 @@ class Names:
             return {n: v for n, v in thing.items() if not n.startswith("__")}
         if isinstance(thing, FunctionType):
             cells = {name: _in_cell(cell) for name, cell in _cells_of(thing).items()}
-            return {n: v for n, v in cells.items() if v is not MISSING} | thing.__dict__
+            held = {n: v for n, v in cells.items() if v is not MISSING} | thing.__dict__
+            return held | defaults_of(thing)
         if isinstance(thing, type):
             return {n: v for n, v in vars(thing).items() if _is_data(n, v)}
         slots = {name: getattr(thing, name, MISSING) for name in _slots_of(kind_of(thing))}
@@ -107,6 +109,20 @@ class Names:
                 cells[name].cell_contents = value
             else:
                 put(thing, name, value)
+
+
+def defaults_of(function: FunctionType) -> dict[str, Any]:
+    """Return the default arguments of a function, if its calls can change one of them."""
+    held = {"__defaults__": function.__defaults__, "__kwdefaults__": function.__kwdefaults__}
+    return {n: v for n, v in held.items() if v and any(_can_change(each) for each in _values(v))}
+
+
+def _values(held: Any) -> Iterable[Any]:
+    return held.values() if isinstance(held, dict) else held
+
+
+def _can_change(value: Any) -> bool:
+    return isinstance(value, list | dict | set | deque | torch.Tensor) or has_names(kind_of(value))
 
 
 def kind_of(value: Any) -> Any:
@@ -208,7 +224,7 @@ def _slots_of(kind: Any) -> tuple[str, ...]:
 def is_named(value: Any) -> bool:
     """Return whether a value has names that the script can set, and is no module of torch."""
     if isinstance(value, FunctionType):
-        return bool(value.__closure__ or value.__dict__)
+        return bool(value.__closure__ or value.__dict__ or defaults_of(value))
     if isinstance(value, type):
         return is_of_script(value)
     return has_names(kind_of(value)) and not isinstance(value, FrameType | torch.nn.Module)
@@ -219,8 +235,25 @@ def reads_later(frame: FrameType) -> frozenset[str]:
     return _reads_later(frame.f_code, frame.f_lasti)
 
 
+def reads_in_loop(frame: FrameType) -> frozenset[str]:
+    """Return reads_later(), without what only the code after the loop reads.
+
+    frame: its place is the begin of a loop's next round.
+    """
+    return _reads_later(frame.f_code, frame.f_lasti, stays=True)
+
+
+def target_of(frame: FrameType) -> str | None:
+    """Return the variable that the loop at the frame's place sets; None: there is no such loop."""
+    steps = list(dis.get_instructions(frame.f_code))
+    here = bisect.bisect([each.offset for each in steps], frame.f_lasti) - 1
+    if steps[here].opname.lower() != "for_iter":
+        return None
+    return next((name for verb, name in _uses_of(steps[here + 1]) if verb == "STORE"), None)
+
+
 @functools.cache
-def _reads_later(code: CodeType, place: int) -> frozenset[str]:
+def _reads_later(code: CodeType, place: int, *, stays: bool = False) -> frozenset[str]:
     steps = list(dis.get_instructions(code))
     at = {each.offset: number for number, each in enumerate(steps)}
     after: list[list[int]] = []
@@ -253,7 +286,8 @@ def _reads_later(code: CodeType, place: int) -> frozenset[str]:
             live[number] = found
     # The place of a call may be inside of its instruction.
     here = bisect.bisect(list(at), place) - 1
-    return frozenset(rest.union(*(live[each] for each in after[here]), _names_inside(code)))
+    ways = after[here][:1] if stays and steps[here].opname.lower() == "for_iter" else after[here]
+    return frozenset(rest.union(*(live[each] for each in ways), _names_inside(code)))
 
 
 def _handlers_of(code: CodeType) -> list[tuple[int, int, int]]:

@@ -53,7 +53,9 @@ def position_of(iterator: Any) -> Any:
         frame = iterator.gi_frame
         if frame is None or iterator.gi_running:  # one around session.batches() runs now
             return None
-        return frame.f_lasti, [id(each) for each in frame.f_locals.values()]
+        inside = iterator.gi_yieldfrom
+        deeper = position_of(inside) if is_iterator(kind_of(inside)) else None
+        return frame.f_lasti, [id(each) for each in frame.f_locals.values()], deeper
     given = private.batches_given(iterator)
     if given is not None:
         return given
@@ -88,7 +90,7 @@ class Prints:
         kind = type(value)
         if isinstance(value, torch.Tensor):
             return print_of_tensor(value)
-        if kind is FunctionType and not (value.__closure__ or value.__dict__):
+        if kind is FunctionType and not is_named(value):
             return id(value)
         if isinstance(value, type) and not is_of_script(value):
             return id(value)
@@ -122,7 +124,7 @@ class Prints:
             seen.add(id(value))
         names = Names(value).read() if has_names else {}
         found: list[Any] = [kind.__qualname__]
-        found += [self._opened(each, seen, whole=whole) for each in _parts_of(value)]
+        found += [self._opened(each, seen, whole=whole) for each in parts_of(value)]
         found += [(n, self._opened(each, seen, whole=whole)) for n, each in names.items()]
         if isinstance(value, dict):
             found += [(k, self._opened(v, seen, whole=whole)) for k, v in dict.items(value)]
@@ -148,7 +150,7 @@ class Prints:
         return id(value), [(name, self.of(each, whole=whole)) for name, each in names.items()]
 
 
-def _parts_of(value: Any) -> Iterable[Any]:
+def parts_of(value: Any) -> Iterable[Any]:
     """Return what a method, a function with arguments, or a container of a library refers to."""
     if isinstance(value, MethodType | BuiltinMethodType):
         owner = value.__self__
@@ -157,10 +159,16 @@ def _parts_of(value: Any) -> Iterable[Any]:
         return value.func, *value.args, *value.keywords.values()
     if isinstance(value, array.array):
         return (value.tobytes(),)
-    if kind_of(value).__module__ in ("collections", "weakref") and hasattr(value, "__dict__"):
+    if is_wrapper(kind_of(value)):
         inner: Iterable[Any] = vars(value).values()
         return inner
     return ()
+
+
+@functools.cache
+def is_wrapper(kind: Any) -> bool:
+    """Return whether a class of `collections` or `weakref` wraps a container."""
+    return kind.__module__ in ("collections", "weakref") and kind.__dictoffset__ != 0
 
 
 def _is_plain(value: Any) -> bool:

@@ -6,6 +6,7 @@ it begins again, all of this returns.
 
 from __future__ import annotations
 
+import array
 import enum
 import functools
 import itertools
@@ -29,17 +30,24 @@ from rekindle.training.torch.state.script_names import (
     SMALL_BYTES,
     Names,
     has_names,
+    is_named,
     is_of_script,
     kind_of,
     reads_later,
     roots_of,
 )
-from rekindle.training.torch.state.script_prints import digest_of, is_iterator, position_of
+from rekindle.training.torch.state.script_prints import (
+    digest_of,
+    is_iterator,
+    is_wrapper,
+    parts_of,
+    position_of,
+)
 
 _LONGEST = 100_000  # elements of a container with a copy
 _MOST = 5_000  # things of one search
 _LESSONS = 8  # blocks in which all is compared; later ones are those of a power of two
-_CONTAINERS = (list, dict, set, deque, bytearray)
+_CONTAINERS = (list, dict, set, deque, bytearray, array.array)
 
 
 class Thing(Protocol):
@@ -185,7 +193,7 @@ class _Values:
 
 
 def _function(thing: FunctionType, watched: bool) -> _Values | None:
-    return _Values(thing, watched) if thing.__closure__ or thing.__dict__ else None
+    return _Values(thing, watched) if is_named(thing) else None
 
 
 def _class(thing: type, watched: bool) -> _Values | None:
@@ -208,7 +216,7 @@ class _Contents:
         return self._length <= _LONGEST
 
     def inner(self) -> Iterable[tuple[Any, Any]]:
-        if self._is_long or isinstance(self.thing, bytearray):
+        if self._is_long or isinstance(self.thing, bytearray | array.array):
             return ()
         before: Any = self._before
         return before.items() if isinstance(before, dict) else enumerate(before)
@@ -218,7 +226,7 @@ class _Contents:
             return False
         if self._before is None:
             return len(self.thing) != self._length
-        if isinstance(self.thing, set | bytearray):
+        if isinstance(self.thing, set | bytearray | array.array):
             return bool(self.thing != self._before)
         return not all(map(operator.is_, _elements(self._before), _elements(self.thing)))
 
@@ -335,10 +343,10 @@ class _Position:
 
 
 class _Inside:
-    """A value that does not change, with others in it."""
+    """A value that shows no change of its own, with others in it."""
 
     def __init__(self, thing: Any, _: bool) -> None:
-        inside = (thing.__self__,) if isinstance(thing, MethodType) else thing
+        inside = thing if isinstance(thing, tuple | frozenset) else tuple(parts_of(thing))
         self._inside = inside if len(inside) <= LONG else ()
 
     def inner(self) -> Iterable[tuple[Any, Any]]:
@@ -367,7 +375,7 @@ def _how(kind: Any) -> Callable[[Any, bool], Any] | None:
         return _Generator
     if issubclass(kind, _CONTAINERS):
         return _Contents
-    if issubclass(kind, tuple | frozenset | MethodType):
+    if issubclass(kind, tuple | frozenset | MethodType | functools.partial) or is_wrapper(kind):
         return _Inside
     if kind is FunctionType:
         return _function
@@ -393,14 +401,14 @@ def _elements(container: Any) -> Iterable[Any]:
 def _copied(container: Any) -> Any:
     if isinstance(container, dict):
         return dict(container)
-    if isinstance(container, bytearray):
-        return bytes(container)
+    if isinstance(container, bytearray | array.array):
+        return container[:]
     return set(container) if isinstance(container, set) else list(container)
 
 
 def _fill(container: Any, before: Any) -> None:
     """Set the contents of a container."""
-    if isinstance(container, list | bytearray):
+    if isinstance(container, list | bytearray | array.array):
         container[:] = before
     elif isinstance(container, deque):
         container.clear()

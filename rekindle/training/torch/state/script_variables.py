@@ -32,6 +32,7 @@ from rekindle.training.torch.state.script_names import (
     reads_later,
     roots_of,
     stack_of,
+    target_of,
 )
 from rekindle.training.torch.state.script_prints import Prints
 from rekindle.training.torch.state.script_restore import Unpacker
@@ -71,6 +72,8 @@ class Variables:
             str, frozenset[str] | None
         ] = {}  # what an epoch may read of those before it
         self._looks = 0
+        self._loop = "", ""  # the space and the name to which the loop over epochs gives its number
+        self._epoch = -1
         self._tells = tells
         self._told = False
         self.is_new = True
@@ -123,7 +126,7 @@ class Variables:
     ) -> None:
         spaces, unpacker = dict(_spaces(frame, self._modules)), Unpacker(learned)
         for space, names in spaces.items():
-            learned.learn(space, self._live(names))
+            learned.learn(space, self._live(space, names))
         for space, values in received.items():
             if space not in spaces:
                 raise SessionError(f"{', '.join(values)} of {space} do not exist in this process")
@@ -145,8 +148,13 @@ class Variables:
         """
         self.is_new = False
         self._looks += 1
+        self._epoch = place.epoch
         spaces = dict(_spaces(frame, self._modules))
         if outer:
+            script = next(stack_of(frame))
+            here = script, script.f_locals  # the second: of a module's own code
+            at = next(s for s, names in spaces.items() if any(names.thing is e for e in here))
+            self._loop = at, target_of(script) or ""
             for known in (self._prints, self._long, self._bound, self._moving):
                 for space in known.keys() - spaces.keys():
                     del known[space]
@@ -155,7 +163,7 @@ class Variables:
         if begins and not outer:
             self._learned = Learned(self._printer)
         learned = self._origin if outer else self._learned
-        live = {space: self._live(names) for space, names in spaces.items()}
+        live = {space: self._live(space, names) for space, names in spaces.items()}
         for space, names in live.items():
             learned.learn(space, names)
         moving = {s: self._look_at(s, names, begins=begins) for s, names in live.items()}
@@ -179,7 +187,7 @@ class Variables:
     def prints(self, frame: FrameType) -> dict[str, dict[str, Any]]:
         """Return values by space and name that change with the variables."""
         spaces = _spaces(frame, self._modules)
-        return {space: self._prints_of(self._live(names), whole=True) for space, names in spaces}
+        return {s: self._prints_of(self._live(s, names), whole=True) for s, names in spaces}
 
     def check_run(self, before: Mapping[str, Mapping[str, Any]], frame: FrameType) -> None:
         """Check after a function of session.run(). before: prints() from before it.
@@ -233,10 +241,16 @@ class Variables:
                     raise SessionError(_refusal(name, form))
         return found
 
-    def _live(self, names: Names) -> dict[str, Any]:
-        """Return the values of a space that the script may read later."""
+    def _live(self, space: str, names: Names) -> dict[str, Any]:
+        """Return the values of a space that the script may read later.
+
+        The number of the epoch does not count: the loop over the epochs sets it in a new process.
+        """
         read, values = _read_later(names), names.read()
         counts = values.keys() - self._ignored
+        at, name = self._loop
+        if at == space and type(values.get(name)) is int and values[name] == self._epoch:
+            counts = counts - {name}
         counts = counts if read is None else counts & read
         return {name: values[name] for name in counts if id(values[name]) not in self._left}
 

@@ -21,7 +21,7 @@ from rekindle.rank.progress import RankPlace
 from rekindle.training.sampler import StepSampler
 from rekindle.training.torch import private
 from rekindle.training.torch.state.capture import CapturedState
-from rekindle.training.torch.state.in_place import Stateful
+from rekindle.training.torch.state.in_place import Stateful, state_of
 from rekindle.training.torch.state.nodes import Node
 from rekindle.training.torch.state.skeleton import MAPPINGS, Reader, TensorSpec, stride_of
 
@@ -191,7 +191,7 @@ def _like(thing: Stateful) -> Any:
     if isinstance(thing, torch.optim.Optimizer) and type(thing).load_state_dict is plain:
         parameters = [p for group in thing.param_groups for p in group["params"]]
         return {"state": dict(enumerate(parameters))}
-    return thing.state_dict()
+    return state_of(thing)
 
 
 class GivenValues(msgspec.Struct, frozen=True):

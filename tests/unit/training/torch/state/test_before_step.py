@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+import enum
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -100,6 +101,33 @@ def test_a_buffer_on_a_device_is_kept_without_a_look_at_its_counter() -> None:
         uncounted += 7
         assert guard.restore()
         assert module.seen.tolist() == [step, step]
+
+
+class Mode(enum.Enum):
+    """A value of a class of the script."""
+
+    WARM = "warm"
+    COLD = "cold"
+
+
+class Move(NamedTuple):
+    """A value with names."""
+
+    place: int
+    reward: torch.Tensor
+
+
+def test_values_of_classes_of_the_script_return() -> None:
+    """A named tuple does not return as a tuple, and an Enum not as a text."""
+    thing = Thing(mode=Mode.WARM, moves=[Move(1, torch.ones(2))])
+    guard = guard_of({"thing": thing})
+    guard.keep()
+    thing.mode = Mode.COLD
+    thing.moves.append(Move(2, torch.zeros(2)))
+    assert guard.restore()
+    assert thing.mode is Mode.WARM
+    [move] = thing.moves
+    assert (type(move), move.place, move.reward.tolist()) == (Move, 1, [1.0, 1.0])
 
 
 def test_values_of_an_object_return_and_its_containers_stay() -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import enum
+import functools
 import random
 import sys
-from collections import Counter, OrderedDict, defaultdict, deque
+from array import array as array_of
+from collections import Counter, OrderedDict, UserDict, defaultdict, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -89,9 +91,21 @@ def test_the_contents_of_containers_return(changed: Changed) -> None:
     """At any depth, with the order of their keys, and as the same objects."""
     deep: dict[str, Any] = {"a": [{"b": ([1], {2}, deque([3], maxlen=2))}]}
     counts, ordered, default = Counter("aab"), OrderedDict(x=1, y=2), defaultdict(list, k=[1])
-    data = bytearray(b"abc")
+    data, numbers, wrapped = bytearray(b"abc"), array_of("l", [1]), UserDict(a=[1])
+    part = functools.partial(sum, [1])
+
+    def remember(number: int, *, seen: list[int] = [], last: dict[str, int] = {}) -> Any:  # noqa: B006
+        seen.append(number)
+        last["n"] = number
+        return len(seen)
 
     def change() -> None:
+        numbers[0] += 1
+        numbers.append(2)
+        wrapped["a"].append(2)
+        wrapped["b"] = 1
+        part.args[0].append(2)
+        remember(1)
         first, second, third = deep["a"][0]["b"]
         first.append(5)
         second.add(6)
@@ -107,7 +121,7 @@ def test_the_contents_of_containers_return(changed: Changed) -> None:
         data[0] = 0
 
     def show() -> Any:
-        return deep, counts, ordered, default, data
+        return deep, counts, ordered, default, data, numbers, wrapped, part, remember.__kwdefaults__
 
     before, after = changed(show, change)
     assert after == before
@@ -203,6 +217,24 @@ def test_a_long_list_that_grows_later_returns() -> None:
     history.append(1)
     blocks.restore()
     assert len(history) == length
+
+
+def test_a_generator_that_another_one_advances_is_refused() -> None:
+    """Its own place stays the same while `yield from` gives the values of the inner one."""
+
+    def inner() -> Iterator[int]:
+        yield from range(9)
+
+    def outer() -> Iterator[int]:
+        yield from inner()
+
+    batches = outer()
+    next(batches)
+    blocks = Blocks()
+    blocks.keep(sys._getframe())
+    next(batches)
+    with pytest.raises(SessionError, match="the block advances batches"):
+        blocks.check()
 
 
 def _forever() -> Iterator[int]:
