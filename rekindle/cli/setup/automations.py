@@ -24,6 +24,7 @@ STUCK = "Crashed by Rekindle: it did not begin"
 _PREFIX = "Rekindle: "
 _RUNS = ResourceSpecification({"prefect.resource.id": "prefect.flow-run.*"})
 _ENDS = {f"prefect.flow-run.{name}" for name in ("Completed", "Failed", "Cancelled", "Crashed")}
+_SUSPENDED = "prefect.flow-run.Suspended"  # without a process, and without heartbeats
 # States of a run whose process, hooks and runner may have ended.
 _UNSEEN = {
     f"prefect.flow-run.{name}"
@@ -46,7 +47,7 @@ def crash_silent_runs(flows: Sequence[str], heartbeat_s: float) -> AutomationCor
         description="Prefect marks a flow run as crashed if it sends no heartbeat.",
         trigger=EventTrigger(
             after={"prefect.flow-run.heartbeat"},
-            expect={"prefect.flow-run.heartbeat", *_ENDS},
+            expect={"prefect.flow-run.heartbeat", _SUSPENDED, *_ENDS},
             match=_RUNS,
             match_related=_of(flows),
             for_each={"prefect.resource.id"},
