@@ -21,16 +21,14 @@ from rekindle.recovery.faults.classification import (
     verdict_of,
 )
 from rekindle.recovery.faults.fault import SICK, Fault, FaultKind, root_cause
-from rekindle.recovery.faults.health_events import attributed
+from rekindle.recovery.faults.health_events import DCMI, attributed
 from rekindle.recovery.faults.tables.verdict import Blame, Severity, Urgency, Verdict
 from rekindle.recovery.journal import journal
 from rekindle.recovery.policy.decide import decide
 from rekindle.recovery.policy.history import resets
 from rekindle.recovery.policy.policy import RESET_BY, Strategy
 
-DCMI = "DCMI"  # the source of the agents' readings of devices
-
-# A fault that a restart heals has this time to disappear: agents read the devices every 5 s.
+# A code that a restart heals may be in readings for this time: agents read devices every 5 s.
 HEALED_S = 2 * LOOK_S
 
 NEVER_RAN = (
@@ -162,13 +160,13 @@ class HealthEvents:
                     severity=severity,
                 )
                 self.on_health_event(health_event, now)
+            unhealed = self._job.health_events.read(host, device, found.codes, now, HEALED_S)
             if self._roster.ranks[first + device].pid and self._job.phase not in ENDING:
-                self._answer_unhealed(host, device, found.codes, now)
+                self._answer_unhealed(unhealed, now)
 
-    def _answer_unhealed(self, host: str, device: int, codes: Iterable[str], now: float) -> None:
+    def _answer_unhealed(self, found: Iterable[HealthEvent], now: float) -> None:
         """Answer the codes that DCMI still reports after the start of a process on the device."""
-        log = self._job.health_events
-        for health_event in log.outlasting(host, device, codes, now - HEALED_S):
+        for health_event in found:
             verdict = verdict_of(self._job.tables(), health_event)
             if not verdict.restart_heals or verdict.urgency is not Urgency.NOW:
                 continue
@@ -221,10 +219,6 @@ class HealthEvents:
 
     def on_spawned(self, node: int, message: p.Spawned, now: float) -> None:
         """Handle ranks that started. After a device reset, later health events count as new."""
-        if self._job.phase not in ENDING:
-            for live in message.ranks:
-                place = self._roster.nodes[node].host, live.rank % self._spec.processes_per_node
-                self._job.health_events.starts[place] = now
         reset = self._fleet.resetting & {live.rank for live in message.ranks}
         self._fleet.resetting -= reset
         for number in sorted(reset):
@@ -235,6 +229,13 @@ class HealthEvents:
                     source=source, what=what, node=node, device=device, gone=True, by="its reset"
                 )
                 self._write_down(gone, host, verdict_of(self._job.tables(), gone), now)
+        self.note_starts(self._roster.nodes[node].host, message.ranks)
+
+    def note_starts(self, host: str, ranks: Iterable[p.LiveRank]) -> None:
+        """Note that these ranks have started on a host."""
+        for live in ranks:
+            device = live.rank % self._spec.processes_per_node
+            self._job.health_events.started(host, device)
 
     def check_events(self, now: float) -> None:
         """Answer codes that have become worse, and faults that no rank has met."""

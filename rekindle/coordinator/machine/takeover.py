@@ -105,6 +105,7 @@ class Takeover:
         if prepared:
             started = tuple(live.rank for live in hello.ranks)
             self._job.record(journal.RanksStarted(ranks=started, restart=hello.restart))
+            self._health.note_starts(hello.host, hello.ranks)
         self._job.enter(Phase.REGROUPING)
         if hello.store is not None and not self._spec.can_join:
             # The framework ends the ranks when this store ends, so they keep this store.

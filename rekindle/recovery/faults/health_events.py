@@ -5,7 +5,7 @@ The job answers each health event once, and counts repeated ones.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from rekindle.recovery.faults.classification import (
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 Place = tuple[str, int]  # a host and the number of its device
 
-_OUTLASTS = "outlasts"  # the answer to a code that is older than the process on its device
+DCMI = "DCMI"  # the reporter of the agents' readings of devices
 
 
 def attributed(
@@ -53,7 +53,7 @@ class HealthEventLog:
 
     `unmet` holds faults from health events that no rank has met yet. `earlier` holds the health
     events that earlier coordinators recorded, and `until` is the end of their work. `starts` holds
-    when the newest process on each device started.
+    when they started the newest process on each device.
     """
 
     def __init__(
@@ -63,13 +63,21 @@ class HealthEventLog:
         starts: Mapping[Place, float] | None = None,
     ) -> None:
         self._earlier = earlier, until
-        self.starts: dict[Place, float] = {**(starts or {})}
         self._present: dict[Place, dict[tuple[EventSource, str, str, int], HealthEvent]] = {}
         self._changes: dict[Place, list[Change]] = {}  # of Ascend codes
         self.unmet: list[Fault] = []
         self._answered: dict[Place, set[tuple[str, str]]] = {}
+        self._read: dict[Place, set[str]] = {}  # the codes of DCMI's newest reading
+        # Those that are older than the process on the device, and the time of the first reading
+        # since its start; None: none yet.
+        self._older: dict[Place, dict[str, float | None]] = {}
         for event in earlier:
             self.note(event.health_event, event.host, event.at)
+        for place, at in (starts or {}).items():
+            since = {each.code: each.at for each in self._changes.get(place, ()) if each.present}
+            own = [code for code, each in self.codes(*place).items() if each.by == DCMI]
+            self._read[place] = {*own}
+            self._older[place] = {code: None for code in own if since[code] < at}
 
     def note(self, health_event: HealthEvent, host: str, at: float) -> bool:
         """Record a health event; return False if it is not new.
@@ -85,6 +93,7 @@ class HealthEventLog:
             if known is None:
                 return False
             del present[name]
+            self._read.get(place, set()).discard(health_event.what)
         elif known is None or _is_graver(health_event, known):
             present[name] = health_event
         else:
@@ -127,22 +136,31 @@ class HealthEventLog:
         """Return whether the job must answer this verdict: only once until a new report."""
         return self._is_first((host, device), (verdict.code, verdict.urgency.value))
 
-    def outlasting(
-        self, host: str, device: int, codes: Iterable[str], started: float
-    ) -> list[HealthEvent]:
-        """Return the codes that are older than the process on the device, once each.
+    def started(self, host: str, device: int) -> None:
+        """Note that a process has started on the device: the codes of DCMI are older."""
+        place = host, device
+        self._older[place] = dict.fromkeys(self._read.get(place, ()))
 
-        codes: the Ascend codes of the device at this time. started: the process is not newer.
+    def read(
+        self, host: str, device: int, codes: Collection[str], now: float, limit_s: float
+    ) -> list[HealthEvent]:
+        """Note a reading of DCMI. Return the codes that have outlasted a restart, once each.
+
+        Such a code is older than the process on the device, and has been in all readings since its
+        start, for `limit_s` seconds. Only the times of readings count: an agent may deliver old
+        ones together, and the clocks of two coordinators may differ.
         """
         place = host, device
-        begun = self.starts.get(place)
-        if begun is None or begun > started:
-            return []
-        changes = self._changes.get(place, ())
-        since = {change.code: change.at for change in changes if change.present}
+        self._read[place] = {*codes}
+        older = {
+            code: now if since is None else since
+            for code, since in self._older.get(place, {}).items()
+            if code in codes
+        }
         known = self.codes(host, device)
-        old = [code for code in codes if code in known and since[code] < begun]
-        return [known[code] for code in old if self._is_first(place, (code, _OUTLASTS))]
+        found = [c for c, since in older.items() if c in known and now - since >= limit_s]
+        self._older[place] = {c: since for c, since in older.items() if c not in found}
+        return [known[code] for code in found]
 
     def _is_first(self, place: Place, name: tuple[str, str]) -> bool:
         answered = self._answered.setdefault(place, set())

@@ -31,7 +31,7 @@ def check_inherited(old: Machine, past: JobHistory, left: TakeoverState | None) 
     """Check that a new coordinator restores the state of the failed one from the journal alone."""
     assert list(past.past) == old.job.incidents.past, "a decision is lost, or about another fault"
     assert (past.profile, past.traced) == (old.switch.profile, old.switch.traced)
-    assert past.device_starts.keys() >= old.job.health_events.starts.keys()
+    assert past.device_starts.keys() >= old.job.health_events._older.keys()
     if left is None:
         return
     if left.stopping is not None:

@@ -410,8 +410,8 @@ ROWS = (
     run(
         _DEGRADED,
         "A fault that stays after the recovery in place counts as not healed.",
-        "A code without a reset, such as `80E01801`, that DCMI still reports 10 s after the start "
-        "of the new process isolates the node. Codes of MindCluster's ConfigMap alone and of "
+        "A code without a reset, such as `80E01801`, that DCMI still reports for 10 s after the "
+        "start of the new process isolates the node. Codes of MindCluster's ConfigMap alone and of "
         "`rekindle report-fault` do not: nobody reports these again.",
         _STAYS,
     ),

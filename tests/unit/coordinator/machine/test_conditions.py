@@ -180,12 +180,13 @@ def restarted(code: str, policy: Policy = AUTO) -> Driver:
 def test_a_fault_that_stays_after_the_restart_isolates_its_host(taken_over: bool) -> None:
     """The driver has two looks to report that the code has gone. Then the host is isolated."""
     job = restarted(HBM)
-    job.now += HEALED_S / 2
-    reads(job, HBM)
-    assert strategies(job) == [Strategy.RESTART]
     if taken_over:
         take_over(job, training=False)
-    job.now += HEALED_S / 2
+    job.now += LOOK_S
+    for _ in range(2):
+        reads(job, HBM)
+        assert strategies(job) == [Strategy.RESTART]
+        job.now += HEALED_S / 2
     reads(job, HBM)
     assert strategies(job) == [Strategy.RESTART, ISOLATED]
     assert [event.host for event in job.recorded(journal.Isolated)] == ["host-1"]
@@ -217,9 +218,39 @@ def test_what_comes_after_the_start_has_not_outlasted_it() -> None:
     assert job.recorded(journal.Isolated) == []
 
 
+@pytest.mark.parametrize("ahead_s", [-60.0, 60.0])
+def test_late_readings_and_other_clocks_isolate_nothing(ahead_s: float) -> None:
+    """An agent keeps readings while no coordinator answers. The next one has another clock."""
+    job = restarted(HBM)
+    job.now += ahead_s
+    take_over(job, training=False)
+    reads(job, HBM)
+    reads(job)
+    job.now += HEALED_S
+    reads(job, HBM)
+    assert job.recorded(journal.Isolated) == []
+
+
+def test_what_only_a_monitor_has_reported_is_not_older() -> None:
+    """DCMI reports such a code for the first time days after the restart: it is another fault."""
+    job = untouched(AUTO, nodes=2)
+    report(job, EventSource.ASCEND, HBM, device=1)
+    job.now += LOOK_S
+    job.fire("health-events")
+    job.killed()
+    job.store_up()
+    job.spawned()
+    job.now += 3 * 86400
+    for _ in range(2):
+        reads(job, HBM)
+        job.now += HEALED_S
+    assert job.recorded(journal.Isolated) == []
+
+
 def test_a_fault_of_the_user_that_stays_isolates_nothing() -> None:
     """The input of the job causes it, so the job is placed again, and no host is isolated."""
     job = restarted(USER)
+    reads(job, USER)
     job.now += HEALED_S
     reads(job, USER)
     assert strategies(job) == [Strategy.RESTART, Strategy.RESCHEDULE_JOB]
@@ -235,6 +266,7 @@ def test_a_fault_of_the_only_host_that_stays_ends_the_job() -> None:
     job.killed()
     job.store_up()
     job.spawned()
+    reads(job, HBM)
     job.now += HEALED_S
     reads(job, HBM)
     assert strategies(job) == [Strategy.RESTART, Strategy.FAIL]
