@@ -204,6 +204,8 @@ class Session:
                 except RuntimeError as error:
                     if not self._leave_broken_step(error):
                         raise
+                    if self._member is not None and self._member.session_ended:
+                        return
                     continue
                 self._leave_early()
             elif self._member is not None and not self._generations.stored:
@@ -229,6 +231,8 @@ class Session:
         # The others wait at the gate of the next step. This rank does not answer, so none passes.
         generations.gate.sever()
         member.join()
+        # The callbacks reset their values when the loop begins again, also if the state stays.
+        generations.fetched = generations.position
         return True
 
     def _leave_early(self) -> None:

@@ -87,7 +87,7 @@ class Breaking(nn.TrainOneStepCell):
     """Raise MindSpore's errors of a device, once each.
 
     break_with: called with a place: `before` the graph, `graph` (inside it, behind the update), or
-    `behind` the graph.
+    `behind` the graph. `Watch` has the places `callback` and `end`, of its own functions.
     """
 
     def __init__(
@@ -161,6 +161,10 @@ class Watch(Callback):
             if not self._options.alone or self._rank == 0:
                 run_context.request_stop()
         self.wait(f"rest-{params.cur_step_num}")
+        self.break_with("callback")
+
+    def on_train_end(self, run_context: object) -> None:
+        self.break_with("end")
 
     def wait(self, name: str) -> None:
         """Pause while a file of this name exists."""
@@ -244,10 +248,9 @@ def main() -> None:
     if options.plateau:
         rate = 0.1
         never_better = {"monitor": "loss", "min_delta": 100.0}
-        callbacks += [
-            ReduceLROnPlateau(patience=2, **never_better),
-            EarlyStopping(patience=options.patience, **never_better),
-        ]
+        if not options.error:  # MindSpore gives callbacks no optimizer of an own train network
+            callbacks.append(ReduceLROnPlateau(patience=2, **never_better))
+        callbacks.append(EarlyStopping(patience=options.patience, **never_better))
     kind = nn.Momentum if options.plain else recoverable(nn.Momentum)
     optimizer = kind(net.trainable_params(), rate, 0.9)
     loss = nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")
