@@ -97,7 +97,8 @@ class Session:
         self.rank, self.local_rank = map(rank_environment.number, ("RANK", "LOCAL_RANK"))
         self.world_size = rank_environment.number("WORLD_SIZE", 1)
         slot = rank_environment.slot_of_world()[0]
-        check_model(model)
+        if self.world_size > 1:  # a single rank has the complete state in each mode
+            check_model(model)
         self._model = model
         self._parameters = Parameters(model.train_network)
         page = rank_environment.page()
@@ -222,7 +223,8 @@ class Session:
         if not generations.break_step(kind, spread=spread(error)):
             say(
                 "this device cannot leave a collective that another rank may still be in, so all "
-                "ranks restart; an optimizer that is recoverable() shows when all of them are done"
+                "ranks restart; only a graph whose optimizers are all recoverable() shows that its "
+                "collectives are done"
             )
             return False
         if generations.position["step"] != self.finished:
@@ -278,7 +280,7 @@ class Session:
 
     def _end_step(self, loss: float | None) -> None:
         """Count one more finished step after the graph. Callbacks may still change parameters."""
-        self._generations.step.end()
+        self._generations.end_step()
         self._final_snapshot.end_graph()
         self._state.step_done(self.finished + 1, self.generation)
         if loss is not None:

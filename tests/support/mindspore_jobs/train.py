@@ -87,7 +87,8 @@ class Breaking(nn.TrainOneStepCell):
     """Raise MindSpore's errors of a device, once each.
 
     break_with: called with a place: `before` the graph, `graph` (inside it, behind the update), or
-    `behind` the graph. `Watch` has the places `callback` and `end`, of its own functions.
+    `behind` the graph. `Watch` has the places `device` (a wait for it) and `end` (of the
+    training).
     """
 
     def __init__(
@@ -124,7 +125,7 @@ class Watch(Callback):
         self.seen: list[tuple[int, int, float, str]] = []
         self._data = ""
         self._at = 0
-        self.npu = SimulatedNpu()
+        self.npu = SimulatedNpu(lambda: self.break_with("device"))
         self._dying = False
 
     def break_with(self, place: str) -> None:
@@ -161,7 +162,6 @@ class Watch(Callback):
             if not self._options.alone or self._rank == 0:
                 run_context.request_stop()
         self.wait(f"rest-{params.cur_step_num}")
-        self.break_with("callback")
 
     def on_train_end(self, run_context: object) -> None:
         self.break_with("end")
