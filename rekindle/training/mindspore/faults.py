@@ -7,6 +7,7 @@ stop, clean and repair an Ascend device are those that MindSpore gives to MindIO
 
 from __future__ import annotations
 
+import operator
 import os
 import re
 import sys
@@ -74,16 +75,18 @@ class GraphStep:
         self._open = self.running = False
 
     @property
-    def collectives_done(self) -> bool:
-        """Whether no collective of this rank is open: no graph has run, or its update has begun.
+    def updated(self) -> bool:
+        """Whether the graph runs, and all its optimizers are known to have begun their updates.
 
         An optimizer that is not `recoverable` does not show that its update has begun.
         """
-        return not self._open or (self._begun is not None and self._moved)
+        if not self.running or self._begun is None:
+            return False
+        return all(map(operator.ne, self._parameters.begun or self._begun, self._begun))
 
     @property
     def updates(self) -> bool:
-        """Whether the graph runs and may have begun its update."""
+        """Whether the graph runs and may have begun an update."""
         return self.running and self._moved
 
     def undo(self) -> bool:
@@ -109,6 +112,9 @@ class Device(Protocol):
 
     interrupts: bool
 
+    def finish(self) -> None:
+        """Wait until the device has run the graph. Raises RuntimeError: it could not."""
+
     def stop(self, step: GraphStep) -> None:
         """Stop the device's work. The channel's thread calls this."""
 
@@ -121,12 +127,18 @@ class Device(Protocol):
 
 
 class CpuDevice:
-    """The host's CPU. A graph that raised an error must be compiled again."""
+    """The host's CPU, which runs a graph at once.
+
+    A graph that raised an error must be compiled again.
+    """
 
     interrupts = False
 
     def __init__(self, network: mindspore.nn.Cell) -> None:
         self._network = network
+
+    def finish(self) -> None:
+        """Do nothing: a call of the graph returns after the graph's end."""
 
     def stop(self, step: GraphStep) -> None:
         """Do nothing: the graph of each healthy rank ends."""
@@ -155,6 +167,10 @@ class AscendDevice:
                 f"{_SWITCH} does not have UCE:1, so MindSpore does not name memory errors and all "
                 f"ranks restart after one; set {_SWITCH}='{{UCE:1, HCCE:1}}' before the start"
             )
+
+    def finish(self) -> None:
+        """Wait for all streams. Only a loss that is a single number waits without this."""
+        mindspore.runtime.synchronize()
 
     def stop(self, step: GraphStep) -> None:
         """Abort all tasks, once a running update has ended."""

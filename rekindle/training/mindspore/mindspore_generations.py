@@ -79,17 +79,24 @@ class MindSporeGenerations(VotingGenerations):
         done = self._state.whole and 0 < self._progress.total <= self._state.finished
         return Arrival(done, port=self.listener.port, valid_steps=self.valid_steps)
 
+    def end_step(self) -> None:
+        """End the step whose graph has been called. Raises RuntimeError: the device broke in it."""
+        self._device.finish()
+        self.step.end()
+
     def break_step(self, kind: FaultKind, *, spread: bool) -> bool:
         """Leave a step that raised an error; False: only new processes can continue.
 
         spread: the error may have reached the states of all ranks.
-        A device that cannot be interrupted must have ended all its collectives.
+        A device that cannot be interrupted must have ended all its collectives. Those before the
+        updates have ended once all updates have begun. An error of a callback shows nothing.
         """
         step = self.step
-        if not (self._device.interrupts or step.collectives_done):
+        if not (self._device.interrupts or step.updated):
             return False
         if spread:
-            self.valid_steps = max(0, self._state.finished - (not step.updates))
+            # Without a known update in this graph, the newest one may be that of the last step.
+            self.valid_steps = max(0, self._state.finished - (not step.updated))
         step.running = False
         self._broken, self.damaged = True, kind is FaultKind.DEVICE_MEMORY
         return True

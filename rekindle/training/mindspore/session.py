@@ -97,7 +97,8 @@ class Session:
         self.rank, self.local_rank = map(rank_environment.number, ("RANK", "LOCAL_RANK"))
         self.world_size = rank_environment.number("WORLD_SIZE", 1)
         slot = rank_environment.slot_of_world()[0]
-        check_model(model)
+        if self.world_size > 1:  # a single rank has the complete state in each mode
+            check_model(model)
         self._model = model
         self._parameters = Parameters(model.train_network)
         page = rank_environment.page()
@@ -204,6 +205,8 @@ class Session:
                 except RuntimeError as error:
                     if not self._leave_broken_step(error):
                         raise
+                    if self._member is not None and self._member.session_ended:
+                        return
                     continue
                 self._leave_early()
             elif self._member is not None and not self._generations.stored:
@@ -220,7 +223,8 @@ class Session:
         if not generations.break_step(kind, spread=spread(error)):
             say(
                 "this device cannot leave a collective that another rank may still be in, so all "
-                "ranks restart; an optimizer that is recoverable() shows when all of them are done"
+                "ranks restart; only a graph whose optimizers are all recoverable() shows that its "
+                "collectives are done"
             )
             return False
         if generations.position["step"] != self.finished:
@@ -229,6 +233,8 @@ class Session:
         # The others wait at the gate of the next step. This rank does not answer, so none passes.
         generations.gate.sever()
         member.join()
+        # The callbacks reset their values when the loop begins again, also if the state stays.
+        generations.fetched = generations.position
         return True
 
     def _leave_early(self) -> None:
@@ -274,7 +280,7 @@ class Session:
 
     def _end_step(self, loss: float | None) -> None:
         """Count one more finished step after the graph. Callbacks may still change parameters."""
-        self._generations.step.end()
+        self._generations.end_step()
         self._final_snapshot.end_graph()
         self._state.step_done(self.finished + 1, self.generation)
         if loss is not None:

@@ -98,7 +98,10 @@ class Pace(NamedTuple):
 
 
 def check_model(model: Model) -> None:
-    """Check that each rank has the complete state. Raises SessionError: it has only a part."""
+    """Check that each of several ranks has the complete state.
+
+    Raises SessionError: it has only a part.
+    """
     context = mindspore.get_auto_parallel_context
     mode, shards = context("parallel_mode"), context("enable_parallel_optimizer")
     if any(isinstance(cell, AutoParallel) for _, cell in model.train_network.cells_and_names()):

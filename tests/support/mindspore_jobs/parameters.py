@@ -8,14 +8,20 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import mindspore as ms
 import numpy as np
 from mindspore import nn, ops, train
 
 from rekindle.errors import SessionError
+from rekindle.protocol.heartbeat_page import HeartbeatPage
+from rekindle.rank.progress import HeldState, ProgressReporter
+from rekindle.recovery.faults.fault import FaultKind
 from rekindle.training.mindspore import Session, recoverable
+from rekindle.training.mindspore.mindspore_generations import MindSporeGenerations
 from rekindle.training.mindspore.state import LOOKS, LOOKS_AGAIN, SMALL_BYTES, Parameters
 from rekindle.training.mindspore.steps import CallbackState, Pace, pace_of
 
@@ -90,7 +96,12 @@ def refused(net: nn.Cell) -> list[str]:
     """Return the errors for modes in which a Session cannot train here."""
     data = ms.dataset.NumpySlicesDataset(np.ones((8, 4), np.float32)).batch(2)
     texts = []
-    for mode, shards in (("semi_auto_parallel", False), ("data_parallel", True)):
+    for world, mode, shards in (
+        ("1", "semi_auto_parallel", False),
+        ("2", "semi_auto_parallel", False),
+        ("2", "data_parallel", True),
+    ):
+        os.environ["WORLD_SIZE"] = world
         ms.set_auto_parallel_context(parallel_mode=mode, enable_parallel_optimizer=shards)
         with _noted(texts):
             Session(train.Model(net))
@@ -112,6 +123,37 @@ def _noted(texts: list[str]) -> Iterator[None]:
         yield
     except SessionError as error:
         texts.append(str(error))
+
+
+def broken() -> list[object]:
+    """Return for broken steps whether a rank can leave them, and its valid steps.
+
+    The counters belong to two optimizers, and the rank has finished 3 steps.
+    """
+    found = []
+    for interrupts in (True, False):
+        for begun in ((1, 1), (1, 0), None):
+            found.append(_broken(begun, interrupts=interrupts, ended=False))
+        found.append(_broken((1, 1), interrupts=interrupts, ended=True))
+    return found
+
+
+def _broken(
+    begun: tuple[int, ...] | None, *, interrupts: bool, ended: bool
+) -> tuple[bool, int | None]:
+    parameters = SimpleNamespace(begun=begun and (0, 0))
+    device = SimpleNamespace(interrupts=interrupts, finish=lambda: None)
+    state = HeldState()
+    state.step_done(3, 0)
+    progress = ProgressReporter(HeartbeatPage())
+    generations = MindSporeGenerations(0, parameters, device, None, state, progress)
+    generations.step.begin()
+    parameters.begun = begun
+    if ended:
+        generations.end_step()
+    left = generations.break_step(FaultKind.DEVICE_MEMORY, spread=True)
+    generations.close()
+    return left, generations.valid_steps
 
 
 def main() -> None:
@@ -143,12 +185,13 @@ def main() -> None:
     uncounted = Parameters(other)
     uncounted.remember()
     results["uncounted"] = [uncounted.begun, sorted(uncounted.before_step.remembered)]
+    results["refused"] = refused(step)
+    results["broken"] = broken()
     net.odd = ms.Parameter(ms.Tensor(np.ones(3, np.complex128)), name="odd")
     try:
         Parameters(net)
     except SessionError as error:
         results["odd"] = str(error)
-    results["refused"] = refused(step)
     results["kept"] = kept_by_callbacks()
     print(json.dumps(results))
 

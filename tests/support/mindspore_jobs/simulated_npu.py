@@ -8,6 +8,7 @@ text `at us=<n>` of an error gives the time of a memory error; the newest update
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,15 +23,20 @@ _AT = re.compile(r"at us=(\d+)")
 
 
 class SimulatedNpu:
-    """The calls of one rank, in their order. text: of the newest error."""
+    """The calls of one rank, in their order. text: of the newest error.
 
-    def __init__(self) -> None:
+    wait: called when the rank waits for the NPU.
+    """
+
+    def __init__(self, wait: Callable[[], None]) -> None:
+        self._wait = wait
         self.calls: list[Any] = []
         self.text = ""
 
     def install(self) -> None:
         """Replace the functions."""
         manager = SimpleNamespace(resume_hccl_comm=lambda: self.calls.append("resume"))
+        mindspore.runtime.synchronize = self._wait
         native._stop_device = lambda number: self.calls.append("stop")
         native._get_uce_mem_info = lambda number: self.calls.append("find")
         native._get_uce_process_strategy = lambda: "RS_UCE_HIGHLEVEL"

@@ -87,7 +87,8 @@ class Breaking(nn.TrainOneStepCell):
     """Raise MindSpore's errors of a device, once each.
 
     break_with: called with a place: `before` the graph, `graph` (inside it, behind the update), or
-    `behind` the graph.
+    `behind` the graph. `Watch` has the places `device` (a wait for it) and `end` (of the
+    training).
     """
 
     def __init__(
@@ -124,7 +125,7 @@ class Watch(Callback):
         self.seen: list[tuple[int, int, float, str]] = []
         self._data = ""
         self._at = 0
-        self.npu = SimulatedNpu()
+        self.npu = SimulatedNpu(lambda: self.break_with("device"))
         self._dying = False
 
     def break_with(self, place: str) -> None:
@@ -161,6 +162,9 @@ class Watch(Callback):
             if not self._options.alone or self._rank == 0:
                 run_context.request_stop()
         self.wait(f"rest-{params.cur_step_num}")
+
+    def on_train_end(self, run_context: object) -> None:
+        self.break_with("end")
 
     def wait(self, name: str) -> None:
         """Pause while a file of this name exists."""
@@ -244,10 +248,9 @@ def main() -> None:
     if options.plateau:
         rate = 0.1
         never_better = {"monitor": "loss", "min_delta": 100.0}
-        callbacks += [
-            ReduceLROnPlateau(patience=2, **never_better),
-            EarlyStopping(patience=options.patience, **never_better),
-        ]
+        if not options.error:  # MindSpore gives callbacks no optimizer of an own train network
+            callbacks.append(ReduceLROnPlateau(patience=2, **never_better))
+        callbacks.append(EarlyStopping(patience=options.patience, **never_better))
     kind = nn.Momentum if options.plain else recoverable(nn.Momentum)
     optimizer = kind(net.trainable_params(), rate, 0.9)
     loss = nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")
