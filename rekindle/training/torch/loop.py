@@ -81,12 +81,11 @@ class Loop:
         )
         self._forgotten: Forgotten | None = None
         self._carried: Carried | None = None
+        self.member: Member | None = None
         if channel is not None:
             everything = self.generations.everything
             self._forgotten = Forgotten(everything, given.objects(), given.ignore)
             self._carried = Carried((*everything.values(), *given.objects()), given.ignore)
-        self.member: Member | None = None
-        if channel is not None:
             self.member = Member(
                 channel, slot, self.progress, self.state, self.generations, given.on_recovery
             )
