@@ -58,7 +58,7 @@ def all_of_it_reaches_prefect(job: TrainingRun) -> None:
         ("node-lost", "recover"),
     ]
     assert [(row["fault"].split(",")[0], row["lost"]) for row in table[2:]] == [
-        ("coordinator-lost", 0)
+        ("coordinator-lost", "0")
     ]
     assert run.artifact("progress").data == 100
     assert sorted(run.task_states("supervise")) == ["Completed", "Crashed"]
