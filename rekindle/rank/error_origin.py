@@ -21,6 +21,7 @@ _RAISE = opcode.opmap["RAISE_VARARGS"]
 _LIBRARIES = tuple(f"{Path(file).parent}{os.sep}" for file in (os.__file__, names.__file__))
 _INSTALLED = {"site-packages", "dist-packages"}  # folders of installed packages
 _FRAMEWORKS = {"torch", "torch_npu", "mindspore"}  # also in a folder of their own
+_OF_PYTHON = {"sitecustomize", "usercustomize"}  # Python imports them before each program
 # Types that Python raises for mistakes in a program.
 _MISTAKES = (
     *(TypeError, NameError, AttributeError, LookupError, ValueError, AssertionError),
@@ -127,7 +128,7 @@ def is_of_library(module: str, file: str) -> bool:
     package = module.partition(".")[0]
     if package in ("__main__", _package_of_script()):
         return False
-    return package in _FRAMEWORKS or bool(
+    return package in (*_FRAMEWORKS, *_OF_PYTHON) or bool(
         file.startswith(("<", *_LIBRARIES)) or _INSTALLED.intersection(Path(file).parts)
     )
 

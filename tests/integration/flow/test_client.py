@@ -126,7 +126,7 @@ def test_a_page_of_another_server_is_cut_to_one_line() -> None:
 def test_an_answer_of_another_kind_is_refused(body: object) -> None:
     with coordinator(reply(200, body)) as client:
         for ask in (client.status, client.spec):
-            with pytest.raises(JobError, match="does not have this version of Rekindle: "):
+            with pytest.raises(JobError, match="has the wire version"):
                 ask()
 
 

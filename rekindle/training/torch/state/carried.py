@@ -217,7 +217,9 @@ class _Search:
             held = {n: self.value(v, how) for n, v in enumerate(value)}
             return Value(how, len(value), None, held)
         is_dict = isinstance(value, dict)
-        pairs, inner = (value.items(), "entry") if is_dict else (enumerate(value), "element")
+        inner = "entry" if is_dict else "element"
+        # A copy, because another thread may change the container meanwhile.
+        pairs = [*value.items()] if is_dict else [*enumerate([*value])]
         held = {k if type(k) in ATOMS else id(k): self.value(v, inner) for k, v in pairs}
         return Value(how, id(value), list(held), held)
 

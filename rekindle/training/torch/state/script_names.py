@@ -62,23 +62,23 @@ class Names:
         self.thing = thing
 
     def read(self) -> dict[str, Any]:
-        """Return the values by name."""
+        """Return the values by name. Another thread may set names meanwhile."""
         thing = self.thing
         if isinstance(thing, FrameType):
             return dict(thing.f_locals)
         if isinstance(thing, dict):
-            return {n: v for n, v in thing.items() if not n.startswith("__")}
+            return {n: v for n, v in [*thing.items()] if not n.startswith("__")}
         if isinstance(thing, FunctionType):
             cells = {name: _in_cell(cell) for name, cell in _cells_of(thing).items()}
             held = {n: v for n, v in cells.items() if v is not MISSING} | thing.__dict__
             return held | defaults_of(thing)
         if isinstance(thing, type):
-            return {n: v for n, v in vars(thing).items() if _is_data(n, v)}
+            return {n: v for n, v in [*vars(thing).items()] if _is_data(n, v)}
         slots = {name: getattr(thing, name, MISSING) for name in _slots_of(kind_of(thing))}
         found = {n: v for n, v in slots.items() if v is not MISSING}
         inside = getattr(thing, "__dict__", {})
         if isinstance(thing, torch.nn.Module):
-            return {n: v for n, v in inside.items() if n not in _OF_MODULE}
+            return {n: v for n, v in [*inside.items()] if n not in _OF_MODULE}
         return found | inside
 
     def write(self, values: Mapping[str, Any], *, drops: Iterable[str] = ()) -> None:
